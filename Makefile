@@ -1,0 +1,43 @@
+# Needs Python 3.10+ (with venv) and make; everything else goes into .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-long lint psql clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make .venv with pycontext and all it needs (PYTHON=python3.12 to choose)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo "pycontext needs Python 3.10 or newer; choose one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' \
+	    || { echo "this Python has no venv (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,test,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## a long conversation, turn by turn, compacted, and its window
+	$(BIN)/pycontext demo $(ARGS)
+
+test: $(STAMP) ## the test suite (ARGS="-k window" to choose)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-long: $(STAMP) ## the tests that take minutes, too
+	$(BIN)/python -m pytest -m "long or not long" $(ARGS)
+
+lint: $(STAMP) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+psql: $(STAMP) ## psql on the embedded server
+	$(BIN)/pycontext psql $(ARGS)
+
+clean: ## remove .venv and caches (never the embedded server's data)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
