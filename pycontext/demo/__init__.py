@@ -1,0 +1,1 @@
+"""The demo: a conversation written for it, replayed as a stateless service would."""
