@@ -1,7 +1,7 @@
 """Puts schema pycontext into a database: one SQL text, the same for psql and for `install`.
 
-The text takes an advisory lock, refuses a database newer than this code (PCX11), runs each migration once (its
-row first, then its body) and then all of api/*.sql. Running it twice, or twenty at once, is harmless.
+The text takes an advisory lock, refuses a database newer than this code (PCX11), runs each migration once
+(its row first, then its body) and then all of api/*.sql. Running it twice, or twenty at once, is harmless.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def extend_search_path(
     else:
         assert database is not None
         target = sql.SQL("alter database {} set search_path = ").format(sql.Identifier(database))
-    conn.execute(target + sql.SQL(path))  # type: ignore[arg-type]
+    conn.execute(target + sql.SQL(path))
     return path
 
 
