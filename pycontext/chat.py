@@ -1,0 +1,262 @@
+"""The database of chats: connect, and what can be asked of a chat."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, overload
+from uuid import UUID
+
+import psycopg
+
+from pycontext import compaction, messages, operations
+from pycontext.compaction import Job
+from pycontext.connections import CallersLink, Link, OwnLink, Runner, conninfo_from
+from pycontext.errors import PycontextError
+from pycontext.messages import identity
+from pycontext.operations import Encodings
+from pycontext.rows import Message, Pass, Plan, Status, ThreadRow, WindowRow
+from pycontext.summarizer import Summarizer, from_environment
+from pycontext.turn import Turn, TurnRequest
+
+logger = logging.getLogger("pycontext")
+
+#: What a chat or a message is called: the product's own id.
+Id = str | int | UUID
+
+
+def connect(
+    dsn: str | None = None,
+    *,
+    connection: psycopg.Connection[Any] | None = None,
+    summarizer: Summarizer | None = None,
+) -> Database:
+    """Open a database of chats.
+
+    dsn: a libpq connection string or URL; None means PYCONTEXT_DSN, then DATABASE_URL.
+    connection: the caller's own psycopg connection in place of a dsn. Its transaction stays the caller's:
+        nothing is committed or rolled back here, what is added is durable at the caller's commit (at once in
+        autocommit), and no model is called while a transaction is open.
+    summarizer: what compaction calls; None means `pycontext.summarizer.from_environment()`.
+
+    Raises NotConfigured where no database is named, psycopg.OperationalError where none answers. A database
+    without the schema raises SchemaMissing at the first call.
+    """
+    if connection is not None:
+        if dsn is not None:
+            raise ValueError("give a dsn or a connection, not both")
+        if not isinstance(connection, psycopg.Connection):
+            raise TypeError(f"connection must be a psycopg.Connection, not {type(connection).__name__}")
+        return Database(CallersLink(connection), summarizer=summarizer)
+    return Database(OwnLink(conninfo_from(dsn)), summarizer=summarizer)
+
+
+def embedded(path: str | Path | None = None, *, summarizer: Summarizer | None = None) -> Database:
+    """Open a database of chats on the embedded server: nothing to install or to run.
+
+    path: the folder of its data; None means PYCONTEXT_DATA_DIR, else a folder of the user's.
+
+    Raises EmbeddedUnavailable, with the reason and what to do.
+    """
+    from pycontext.embedded import start
+
+    server = start(None if path is None else Path(path))
+    return Database(OwnLink(server.dsn), summarizer=summarizer)
+
+
+class Database:
+    """A database of chats, as a context manager. Made by `connect` or `embedded`.
+
+    Every call is one short transaction, and none is open between two calls. Errors are classes of
+    `pycontext.errors`, with the server's detail and hint.
+    """
+
+    def __init__(self, link: Link, *, summarizer: Summarizer | None = None) -> None:
+        self._link = link
+        self._runner = Runner(link)
+        self._summarizer = summarizer
+        self._encodings = Encodings()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; one that the caller brought stays open."""
+        self._link.close()
+
+    def create_chat(
+        self,
+        chat_id: Id,
+        *,
+        system_prompt: str | None = None,
+        profile: str | None = None,
+        tenant: str | None = None,
+        owner: str | None = None,
+        source: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Create the chat if it isn't there; returns its id. A chat that exists keeps prompt and profile.
+
+        Raises BadProfile, BadSource. SQL: create_chat.
+        """
+        return self._runner.run(
+            operations.create_chat(identity(chat_id), system_prompt, profile, tenant, owner, source, metadata)
+        )
+
+    def append(self, chat_id: Id, message: Any) -> list[Message]:
+        """Store one message or a list of them, in one transaction; returns the stored rows.
+
+        message: text (a user message), a message dict with 'role' in OpenAI form and optionally message_id,
+            created_at and metadata, an OpenAI ChatCompletionMessage, or a list of these. A message_id that
+            exists with the same body is returned, not stored again.
+
+        Raises NoSuchChat, BadMessage, MessageIdReused, ToolResultWithoutId, AdoptedChat; TypeError for other
+        types.
+        SQL: append_messages.
+        """
+        elements = messages.elements(message)
+        return self._runner.run(operations.append(identity(chat_id), elements, self._encodings))
+
+    def window(
+        self, chat_id: Id, token_budget: int | None = None, as_of: Id | None = None
+    ) -> list[WindowRow]:
+        """What the model reads: at most token_budget tokens (None: the profile's).
+
+        as_of: a message's id: the window as it was at that message. Raises NoSuchChat, BudgetTooSmall. SQL:
+            working_window.
+        """
+        at = None if as_of is None else identity(as_of, "as_of")
+        return self._runner.run(operations.window(identity(chat_id), token_budget, at))
+
+    @overload
+    def messages(
+        self, chat_id: Id, token_budget: int | None = None, format: Literal["openai"] = "openai"
+    ) -> list[dict[str, Any]]: ...
+
+    @overload
+    def messages(
+        self, chat_id: Id, token_budget: int | None = None, *, format: Literal["anthropic"]
+    ) -> dict[str, Any]: ...
+
+    def messages(self, chat_id: Id, token_budget: int | None = None, format: str = "openai") -> Any:
+        """The window as a provider takes it: 'openai' a list of messages, 'anthropic' {system, messages}.
+
+        Raises NoSuchChat, BudgetTooSmall. SQL: openai_messages, anthropic_messages.
+        """
+        return self._runner.run(operations.formatted(identity(chat_id), token_budget, format))
+
+    def thread(self, chat_id: Id, before_seq: int | None = None, max_rows: int = 50) -> list[ThreadRow]:
+        """What was stored, lines included: the newest max_rows before before_seq (None: all), oldest first.
+
+        Raises NoSuchChat. SQL: thread.
+        """
+        return self._runner.run(operations.thread(identity(chat_id), before_seq, max_rows))
+
+    def status(self, chat_id: Id) -> Status:
+        """The chat's profile, budget, window tokens, newest line. Raises NoSuchChat. SQL: window_status."""
+        return self._runner.run(operations.status(identity(chat_id), self._encodings))
+
+    def plan(self, chat_id: Id, token_budget: int | None = None) -> Plan:
+        """What compaction would do, and the numbers behind it. Raises NoSuchChat. SQL: compaction_plan."""
+        return self._runner.run(operations.plan(identity(chat_id), token_budget))
+
+    def count_tokens(self, chat_id: Id) -> int:
+        """Count the rows that only have an estimate; returns how many.
+
+        SQL: uncounted_messages, cache_token_counts.
+        """
+        return self._runner.run(operations.count_tokens(identity(chat_id), self._encodings))
+
+    def compact(
+        self,
+        chat_id: Id,
+        token_budget: int | None = None,
+        focus: str | None = None,
+        summarizer: Summarizer | None = None,
+    ) -> Pass:
+        """Summarize what may be cut, now, whether or not the chat is over its trigger; returns the pass.
+
+        token_budget: plan for this many tokens (None: the profile's). focus: what the summary should keep
+            above all.
+        summarizer: this one in place of the database's.
+
+        Where nothing can be cut the outcome is 'skipped'; where the summarizer fails or its summary is
+        refused it is 'failed', the reason says why, and the chat is as it was. Raises NoSuchChat, and
+        PycontextError inside a transaction of the caller's. SQL: compaction_plan, compaction_source,
+        put_summary.
+        """
+        job = Job(
+            identity(chat_id), compaction.ON_DEMAND, lambda: self._choose(summarizer), token_budget, focus
+        )
+        if not self._runner.may_ask:
+            raise PycontextError(
+                "no model is called inside your transaction",
+                detail=f"compact({job.chat_id!r}) on a connection with an open transaction",
+                hint="commit first, or compact over a connection of its own: pycontext.connect(dsn)",
+            )
+        return self._runner.run(compaction.compact(job, self._encodings), is_alone=True)
+
+    def start_over(self, chat_id: Id, note: str | None = None) -> Message:
+        """Draw a line: nothing above it reaches the model any more. The note is all it reads of it.
+
+        Raises NoSuchChat. SQL: start_over.
+        """
+        return self._runner.run(operations.start_over(identity(chat_id), note))
+
+    def turn(
+        self,
+        chat_id: Id,
+        message: Any = None,
+        *,
+        message_id: Id | None = None,
+        system_prompt: str | None = None,
+        profile: str | None = None,
+        tools: Sequence[Any] | None = None,
+        token_budget: int | None = None,
+        context: str | None = None,
+        compact: str | None = "after",
+    ) -> Turn:
+        """A turn as a context manager: entering stores the message and reads the window, in one statement.
+
+        chat_id: the chat, created if it isn't there.
+        message: text, a list of content parts, a message dict, or None to resume the turn as it stands.
+        message_id: makes a retried request harmless: the same id stores the message once.
+        system_prompt, profile: used where the chat is created.
+        tools: the tools the model is offered; their tokens are taken off the budget.
+        token_budget: the most tokens turn.messages may take; None means the profile's.
+        context: text for this turn only (time, open files); rendered before the message, never stored.
+        compact: 'after' compacts after the block, where the plan says so, and never raises there; 'before'
+            does it before the block; 'off' or None never.
+
+        Entering raises BadMessage, MessageIdReused, BudgetTooSmall, BadProfile. SQL: start_turn.
+        """
+        request = TurnRequest.of(
+            chat_id,
+            message,
+            message_id,
+            compact=compact,
+            system_prompt=system_prompt,
+            profile=profile,
+            tools=tools,
+            token_budget=token_budget,
+            context=context,
+        )
+        return Turn(self._runner, request, self._encodings, lambda: self._choose(None))
+
+    def _choose(self, given: Summarizer | None) -> Summarizer:
+        if given is not None:
+            return given
+        if self._summarizer is None:
+            self._summarizer = from_environment()
+            logger.info("compaction summarizes with %s", self._summarizer.name)
+        return self._summarizer

@@ -1,0 +1,156 @@
+"""What a database can be asked, as steps that sync and async run alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pycontext import messages, tokens
+from pycontext.messages import Element
+from pycontext.rows import Message, Plan, Status, ThreadRow, WindowRow, as_row
+from pycontext.steps import Call, Steps
+
+T = TypeVar("T")
+
+FORMATS = ("openai", "anthropic")
+_COUNTED_AT_ONCE = 1000
+
+
+class Encodings:
+    """Which encoding a chat counts in, as far as seen. A wrong guess costs an estimate, never a fault."""
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
+        self._known: dict[str, str] = {}
+
+    def of(self, chat_id: str) -> str:
+        """The chat's encoding, or the default profile's."""
+        return self._known.get(chat_id, tokens.DEFAULT_ENCODING)
+
+    def is_known(self, chat_id: str) -> bool:
+        """False while `of` is a guess."""
+        return chat_id in self._known
+
+    def learn(self, chat_id: str, encoding: str) -> None:
+        """Keep what a row of the database said."""
+        if len(self._known) >= self._limit:
+            self._known.clear()
+        self._known[chat_id] = encoding
+
+
+def fetch(kind: type[T], call: Call) -> Steps[list[T]]:
+    """The call's rows as dataclasses."""
+    records = yield call
+    return [as_row(kind, record) for record in records]
+
+
+def fetch_one(kind: type[T], call: Call) -> Steps[T]:
+    """The call's only row."""
+    rows = yield from fetch(kind, call)
+    return rows[0]
+
+
+def create_chat(
+    chat_id: str,
+    system_prompt: str | None,
+    profile: str | None,
+    tenant: str | None,
+    owner: str | None,
+    source: str | None,
+    metadata: Any,
+) -> Steps[str]:
+    """Get or create; returns the chat's id."""
+    records = yield Call(
+        "create_chat",
+        {
+            "chat_id": chat_id,
+            "system_prompt": messages.text(system_prompt),
+            "profile": profile,
+            "tenant": tenant,
+            "owner": owner,
+            "source": source,
+            "metadata": None if metadata is None else messages.to_json(metadata),
+        },
+    )
+    created: str = records[0]["chat_id"]
+    return created
+
+
+def append(chat_id: str, elements: Sequence[Element], encodings: Encodings) -> Steps[list[Message]]:
+    """Write the messages in one transaction, with their counts; rows that exist are returned as they are."""
+    encoding = encodings.of(chat_id)
+    counted = [messages.counted(element, encoding) for element in elements]
+    records = yield Call(
+        "append_messages",
+        {"chat_id": chat_id, "messages": messages.to_json(counted)},
+        is_repeatable=all("message_id" in element for element in elements),
+    )
+    if not encodings.is_known(chat_id) and any(record["encoding"] is None for record in records):
+        # The guess may have been wrong. A full count learns the encoding, once.
+        yield from count_tokens(chat_id, encodings)
+    return [as_row(Message, record) for record in records]
+
+
+def window(chat_id: str, token_budget: int | None, as_of: str | None) -> Steps[list[WindowRow]]:
+    """What the model would read."""
+    parameters = {"chat_id": chat_id, "token_budget": token_budget, "as_of": as_of}
+    return fetch(WindowRow, Call("working_window", parameters))
+
+
+def formatted(chat_id: str, token_budget: int | None, format: str) -> Steps[Any]:
+    """The window in a provider's form."""
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    records = yield Call(f"{format}_messages", {"chat_id": chat_id, "token_budget": token_budget})
+    return records[0]["messages"]
+
+
+def thread(chat_id: str, before_seq: int | None, max_rows: int) -> Steps[list[ThreadRow]]:
+    """What was stored, the newest rows, oldest first."""
+    return fetch(
+        ThreadRow, Call("thread", {"chat_id": chat_id, "before_seq": before_seq, "max_rows": max_rows})
+    )
+
+
+def plan(chat_id: str, token_budget: int | None) -> Steps[Plan]:
+    """What compaction would do, and the numbers behind it."""
+    return fetch_one(Plan, Call("compaction_plan", {"chat_id": chat_id, "token_budget": token_budget}))
+
+
+def status(chat_id: str, encodings: Encodings) -> Steps[Status]:
+    """The chat's figures."""
+    found = yield from fetch_one(Status, Call("window_status", {"chat_id": chat_id}))
+    encodings.learn(chat_id, found.encoding)
+    return found
+
+
+def start_over(chat_id: str, note: str | None) -> Steps[Message]:
+    """Place a reset line after the newest message."""
+    call = Call("start_over", {"chat_id": chat_id, "note": messages.text(note)}, is_repeatable=False)
+    return fetch_one(Message, call)
+
+
+def count_tokens(chat_id: str, encodings: Encodings) -> Steps[int]:
+    """Count what no tokenizer has counted yet; returns how many rows."""
+    total = 0
+    while True:
+        records = yield Call("uncounted_messages", {"chat_id": chat_id, "max_rows": _COUNTED_AT_ONCE})
+        if not records:
+            return total
+        encoding: str = records[0]["encoding"]
+        encodings.learn(chat_id, encoding)
+        if encoding not in tokens.known_encodings():  # left to the estimates
+            return total
+        counts = [
+            {
+                "seq": record["seq"],
+                "line_no": record["line_no"],
+                "tokens": record["overhead"] + sum(tokens.count(text, encoding) for text in record["texts"]),
+            }
+            for record in records
+        ]
+        parameters = {"chat_id": chat_id, "encoding": encoding, "counts": messages.to_json(counts)}
+        updated: int = (yield Call("cache_token_counts", parameters))[0]["updated"]
+        total += updated
+        if not updated or len(records) < _COUNTED_AT_ONCE:
+            return total

@@ -1,0 +1,101 @@
+-- Every statement of the package, by name. Columns are listed, ids and JSON go in as text.
+
+-- name: create_chat
+select pycontext.create_chat(
+    chat_id => %(chat_id)s::text, system_prompt => %(system_prompt)s::text, profile => %(profile)s::text,
+    tenant => %(tenant)s::text, owner => %(owner)s::text, source => %(source)s::text,
+    metadata => %(metadata)s::jsonb) as chat_id;
+
+-- name: append_messages
+select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at, m.encoding
+from pycontext.append_messages(chat_id => %(chat_id)s::text, messages => %(messages)s::jsonb) m;
+
+-- name: start_turn
+select t.message_id, t.seq, t.messages, t.window_tokens, t.token_budget, t.is_degraded, t.is_answered,
+    t.prompt_differs, t.decision, t.reason
+from pycontext.start_turn(
+    chat_id => %(chat_id)s::text, message => %(message)s::jsonb, token_budget => %(token_budget)s::integer,
+    tool_tokens => %(tool_tokens)s::integer, system_prompt => %(system_prompt)s::text, profile => %(profile)s::text,
+    context => %(context)s::text) t;
+
+-- name: working_window
+select w.ordinal, w.section, w.message_id, w.seq, w.kind, w.role, w.content, w.tool_calls, w.tool_call_id, w.name,
+    w.tokens, w.is_estimate, w.is_shortened, w.is_escaped, w.created_at
+from pycontext.working_window(
+    chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer, as_of => %(as_of)s::text) w
+order by w.ordinal;
+
+-- name: openai_messages
+select pycontext.openai_messages(
+    chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) as messages;
+
+-- name: anthropic_messages
+select pycontext.anthropic_messages(
+    chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) as messages;
+
+-- name: thread
+select t.seq, t.message_id, t.kind, t.origin, t.role, t.content, t.tool_calls, t.tool_call_id, t.name, t.tokens,
+    t.is_estimate, t.created_at, t.metadata, t.summary
+from pycontext.thread(
+    chat_id => %(chat_id)s::text, before_seq => %(before_seq)s::bigint, max_rows => %(max_rows)s::integer) t;
+
+-- name: window_status
+select s.chat_id, s.profile, s.encoding, s.token_scale::double precision as token_scale, s.token_budget,
+    s.window_tokens, s.trigger_tokens, s.is_degraded, s.messages, s.last_seq, s.line_id, s.line_seq, s.line_origin,
+    s.uncounted, s.act_no, s.edit_no
+from pycontext.window_status(chat_id => %(chat_id)s::text) s;
+
+-- name: compaction_plan
+select p.decision, p.reason, p.token_budget, p.window_tokens, p.trigger_tokens, p.target_tokens, p.head_tokens,
+    p.summary_tokens, p.tail_tokens, p.from_seq, p.to_seq, p.after_message_id, p.covered_tokens,
+    p.max_summary_tokens, p.expected_tokens, p.edit_no
+from pycontext.compaction_plan(chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) p;
+
+-- name: compaction_source
+select s.seq, s.message_id, s.kind, s.role, s.text, s.tool_calls, s.tool_call_id, s.name, s.tokens, s.created_at,
+    s.is_head, s.is_request, s.summary, s.edit_no
+from pycontext.compaction_source(
+    chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text) s;
+
+-- name: put_summary
+select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at
+from pycontext.put_summary(
+    chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text, summary => %(summary)s::jsonb,
+    segment => %(segment)s::jsonb, edit_no => %(edit_no)s::bigint, token_budget => %(token_budget)s::integer,
+    details => %(details)s::jsonb) m;
+
+-- name: fail_compaction
+select pycontext.fail_compaction(
+    chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text, outcome => %(outcome)s::text,
+    reason => %(reason)s::text, details => %(details)s::jsonb) as logged;
+
+-- name: start_over
+select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at
+from pycontext.start_over(chat_id => %(chat_id)s::text, note => %(note)s::text) m;
+
+-- name: uncounted_messages
+select u.seq, u.line_no, u.overhead, u.texts, u.encoding
+from pycontext.uncounted_messages(chat_id => %(chat_id)s::text, max_rows => %(max_rows)s::integer) u;
+
+-- name: cache_token_counts
+select pycontext.cache_token_counts(
+    chat_id => %(chat_id)s::text, encoding => %(encoding)s::text, counts => %(counts)s::jsonb) as updated;
+
+-- name: newest_seq
+select c.last_seq from pycontext.chat c where c.chat_id = %(chat_id)s::text;
+
+-- name: status
+select f.severity, f.finding, f.detail, f.hint from pycontext.status() f;
+
+-- name: chats
+select s.chat_id, s.profile, c.tenant, c.owner, s.messages, s.last_seq, s.window_tokens, s.token_budget,
+    s.trigger_tokens, s.line_seq, s.line_origin, s.uncounted,
+    case when s.is_degraded then 'over budget' when s.window_tokens > s.trigger_tokens then 'compaction due' else 'ok' end
+    as state, c.updated_at
+from (
+    select t.chat_id, t.tenant, t.owner, t.updated_at
+    from pycontext.chat t
+    order by t.updated_at desc, t.chat_id
+    limit %(max_rows)s::integer) c
+cross join lateral pycontext.window_status(chat_id => c.chat_id) s
+order by c.updated_at desc, c.chat_id;

@@ -1,0 +1,55 @@
+"""One core for sync and async: an operation is a generator of steps, and what runs it does the waiting.
+
+An operation yields `Call` (one statement, a transaction of its own) and gets its rows back, or `Ask` (a
+model) and gets its answer. It never holds a connection, so nothing is open between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pycontext.summarizer import Summarizer, SummaryRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A statement of queries.sql. `is_repeatable`: running it twice does what running it once does."""
+
+    query: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    is_repeatable: bool = True
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A summarizer and what to tell."""
+
+    summarizer: Summarizer
+    request: SummaryRequest
+
+
+Step = Call | Ask
+Row = dict[str, Any]
+Steps = Generator[Step, Any, T]
+
+
+def run(steps: Steps[T], perform: Callable[[Step], Any]) -> T:
+    """Run an operation to its end, each step by `perform`; what a step raises is raised inside it."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = perform(step)
+            except Exception as error:  # noqa: BLE001  the operation decides
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        steps.close()

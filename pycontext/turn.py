@@ -1,0 +1,195 @@
+"""One turn of a chat: read what the model is to see, add what it said, compact when the reply is out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pycontext import compaction, messages, operations, tokens
+from pycontext.compaction import Job
+from pycontext.connections import Runner
+from pycontext.messages import Element
+from pycontext.operations import Encodings
+from pycontext.rows import Message
+from pycontext.steps import Call, Row, Steps
+from pycontext.summarizer import Summarizer
+
+COMPACT = ("after", "before", "off", None)
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """What a turn was asked for."""
+
+    chat_id: str
+    element: Element | None = None
+    system_prompt: str | None = None
+    profile: str | None = None
+    tools: Sequence[Any] | None = None
+    token_budget: int | None = None
+    context: str | None = None
+    compact: str | None = "after"
+
+    @classmethod
+    def of(
+        cls, chat_id: Any, message: Any, message_id: Any, *, compact: str | None, **options: Any
+    ) -> TurnRequest:
+        """Check what the caller gave."""
+        if compact not in COMPACT:
+            raise ValueError(f"compact must be 'after', 'before', 'off' or None, not {compact!r}")
+        element = None if message is None else messages.user_element(message)
+        if message_id is not None:
+            if element is None:
+                raise ValueError("message_id names a message: give the message too")
+            element["message_id"] = messages.identity(message_id, "message_id")
+        for name in ("system_prompt", "context"):
+            options[name] = messages.text(options[name])
+        return cls(messages.identity(chat_id), element, compact=compact, **options)
+
+
+class TurnCore:
+    """What a turn is, sync or async: its state, and its three acts as steps."""
+
+    def __init__(self, request: TurnRequest, encodings: Encodings, choose: Callable[[], Summarizer]) -> None:
+        self.chat_id = request.chat_id
+        #: What the model is to read, as OpenAI chat messages. The list grows in place with every `add`.
+        self.messages: list[dict[str, Any]] = []
+        #: Id and place of the user message that this turn answers.
+        self.message_id: str | None = None
+        self.seq: int | None = None
+        #: Tokens that `messages` take, and may take.
+        self.window_tokens: int = 0
+        self.token_budget: int = 0
+        #: True where something was pruned, left out or shortened to fit.
+        self.is_degraded: bool = False
+        #: True where this turn's message has its reply already: a retry that has nothing left to do.
+        self.is_answered: bool = False
+        #: True where the given system prompt is not the one the chat was created with (which stays).
+        self.prompt_differs: bool = False
+        #: What `compaction_plan` says of the chat, and why.
+        self.decision: str | None = None
+        self.reason: str | None = None
+        self._request = request
+        self._encodings = encodings
+        self._choose = choose
+        self._added: Counter[str] = Counter()
+        self._state = "new"
+
+    def _enter(self, may_ask: Callable[[], bool]) -> Steps[None]:
+        """One statement; with compact='before' and a plan that says so, a pass and a second look."""
+        if self._state != "new":
+            raise RuntimeError("a turn is entered once; begin another one with db.turn(…)")
+        self._state = "open"
+        yield from self._start(self._request.element)
+        if self._request.compact == "before" and self.decision == "summarize" and may_ask():
+            yield from compaction.quietly(self._job(compaction.BEFORE_TURN), self._encodings)
+            yield from self._start(None)
+
+    def _add(self, reply: Any) -> Steps[list[Message]]:
+        """Store what is given, then read the window as a fresh process would."""
+        if self._state != "open":
+            raise RuntimeError("turn.add works inside the turn's with block")
+        added = Counter(self._added)
+        given = []
+        for element in messages.elements(reply):
+            if "message_id" not in element:
+                base = messages.derived_id(f"{self.message_id}", element, 0)
+                element["message_id"] = messages.derived_id(f"{self.message_id}", element, added[base])
+                added[base] += 1
+            given.append(element)
+        stored = yield from operations.append(self.chat_id, given, self._encodings)
+        self._added = added
+        yield from self._start(None)
+        return stored
+
+    def _leave(self, may_ask: Callable[[], bool]) -> Steps[None]:
+        """After the reply: compact if the plan says so. Nothing raised here reaches the caller."""
+        self._state = "closed"
+        if self._request.compact == "after" and may_ask():
+            yield from compaction.quietly(self._job(compaction.AFTER_TURN), self._encodings)
+
+    def _start(self, element: Element | None) -> Steps[None]:
+        encoding = self._encodings.of(self.chat_id)
+        row: Row = (
+            yield Call(
+                "start_turn",
+                {
+                    "chat_id": self.chat_id,
+                    "message": None
+                    if element is None
+                    else messages.to_json(messages.counted(element, encoding)),
+                    "token_budget": self._request.token_budget,
+                    "tool_tokens": self._tool_tokens(encoding),
+                    "system_prompt": self._request.system_prompt,
+                    "profile": self._request.profile,
+                    "context": self._request.context,
+                },
+                is_repeatable=element is None or "message_id" in element,
+            )
+        )[0]
+        self.messages[:] = row["messages"]
+        if self.message_id is None:
+            self.message_id = row["message_id"]
+            self.seq = row["seq"]
+        self.window_tokens = row["window_tokens"]
+        self.token_budget = row["token_budget"]
+        self.is_degraded = row["is_degraded"]
+        self.is_answered = row["is_answered"]
+        self.prompt_differs = bool(row["prompt_differs"])
+        self.decision = row["decision"]
+        self.reason = row["reason"]
+
+    def _tool_tokens(self, encoding: str) -> int | None:
+        if self._request.tools is None:
+            return None
+        return tokens.count(messages.to_json(self._request.tools), encoding) if self._request.tools else 0
+
+    def _job(self, trigger: str) -> Job:
+        return Job(self.chat_id, trigger, self._choose, self._request.token_budget)
+
+
+class Turn(TurnCore, AbstractContextManager["Turn"]):
+    """A turn as a context manager; made by `Database.turn`.
+
+    Messages added are stored at once, each `add` in its own transaction, so that nothing is lost if the block
+    fails later. `turn.messages` is at every step what a fresh process would read from the database.
+    """
+
+    def __init__(
+        self, runner: Runner, request: TurnRequest, encodings: Encodings, choose: Callable[[], Summarizer]
+    ) -> None:
+        super().__init__(request, encodings, choose)
+        self._runner = runner
+
+    def __enter__(self) -> Turn:
+        self._runner.run(self._enter(lambda: self._runner.may_ask))
+        return self
+
+    def add(self, reply: Any) -> list[Message]:
+        """Store a reply or a tool result, durable when this returns.
+
+        reply: a message dict, an OpenAI ChatCompletionMessage, a ChatCompletion of one choice, or a list of
+        these, which is stored whole or not at all. Other types are a TypeError that says so.
+
+        A message without an id of its own (`message_id` or `id`) gets one derived from the turn's message id
+        and the message's body (of a ChatCompletion, its id too): adding the same again, here after an error
+        or in a process that resumed the turn, writes nothing twice. Two equal messages added in one turn by
+        one process are two rows. Where a server reuses tool_call_ids within a turn, give message_ids.
+
+        Raises BadMessage, MessageIdReused, ToolResultWithoutId. SQL: append_messages, start_turn.
+        """
+        return self._runner.run(self._add(reply))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._runner.run(self._leave(lambda: self._runner.may_ask), is_alone=True)
+        self._state = "closed"
