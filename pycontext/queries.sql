@@ -99,3 +99,10 @@ from (
     limit %(max_rows)s::integer) c
 cross join lateral pycontext.window_status(chat_id => c.chat_id) s
 order by c.updated_at desc, c.chat_id;
+
+-- name: passes
+select h.pass_no, h.outcome, h.reason, h.trigger, h.from_seq, h.to_seq, h.tokens_before, h.tokens_after, h.model,
+    h.calls, h.seconds, h.created_at
+from pycontext.compaction_history h
+where h.chat_id = %(chat_id)s::text and h.pass_no > %(after)s::bigint
+order by h.pass_no;

@@ -1,0 +1,218 @@
+"""How a thread, a window, a pass and a list of chats look in a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from pycontext.cli.terminal import number, visible
+from pycontext.rows import Pass, ThreadRow, WindowRow
+
+_NARROW = 90
+_ROLE_STYLES = {"user": "bold green", "assistant": "cyan", "tool": "yellow", "system": "magenta"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """How a section of the window is drawn: a glyph where the terminal has it, else a letter."""
+
+    glyph: str
+    letter: str
+    style: str
+
+
+SECTIONS: Mapping[str, Section] = {
+    "system": Section("█", "S", "magenta"),
+    "head": Section("▓", "H", "blue"),
+    "summary": Section("▒", "L", "bright_yellow"),
+    "request": Section("◆", "R", "bright_green"),
+    "pinned": Section("●", "P", "bright_magenta"),
+    "omitted": Section("┄", "O", "red"),
+    "tail": Section("■", "T", "cyan"),
+}
+_OTHER = Section("□", "X", "white")
+_FREE = Section("·", ".", "bright_black")
+
+
+def preview(content: Any, tool_calls: Sequence[Mapping[str, Any]] | None = None, limit: int = 400) -> str:
+    """One line that says what a message is: its text, its images by size, its calls with their arguments."""
+    pieces = []
+    if isinstance(content, str):
+        pieces.append(content[:limit])
+    elif isinstance(content, list):
+        pieces.extend(_part(part, limit) for part in content)
+    elif content is not None:
+        pieces.append(json.dumps(content, ensure_ascii=False)[:limit])
+    for call in tool_calls or ():
+        function = call.get("function") or {}
+        pieces.append(f"→ {function.get('name')}({str(function.get('arguments') or '')[:limit]})")
+    return visible("  ".join(piece for piece in pieces if piece))
+
+
+def _part(part: Any, limit: int) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)[:limit]
+    if isinstance(part.get("text"), str):
+        return str(part["text"])[:limit]
+    return f"[{part.get('type', 'part')}, {len(json.dumps(part)):,} characters]"
+
+
+def line_text(row: ThreadRow) -> str:
+    """What stands on the rule across a thread."""
+    if row.origin == "reset":
+        return "started over here"
+    covers = (row.summary or {}).get("covers") or {}
+    first, last = covers.get("from_seq"), covers.get("to_seq") or row.seq
+    return f"summary of #{first}–#{last}" if first is not None else f"summary up to #{last}"
+
+
+def thread(console: Console, rows: Sequence[ThreadRow]) -> None:
+    """A conversation as a person scrolls it, newest last, each line drawn as a rule across it."""
+    width = max((len(f"#{row.seq}") for row in rows), default=2)
+    for row in rows:
+        if row.kind == "summary":
+            style = "bold red" if row.origin == "reset" else "bold yellow"
+            console.print(_rule(console, line_text(row), style))
+            text = preview(row.content)
+            if text:
+                console.print(Text(f"  {text}", style="yellow"), no_wrap=True, overflow="ellipsis")
+            continue
+        line = Text()
+        line.append(f"#{row.seq}".rjust(width), style="bold")
+        line.append(f" {row.role:<9}", style=_ROLE_STYLES.get(row.role, ""))
+        if console.width >= _NARROW:
+            line.append(f" {moment(row.created_at)}", style="bright_black")
+        line.append(f" {_tokens(row.tokens, row.is_estimate):>8}", style="bright_black")
+        line.append("  " + preview(row.content, row.tool_calls))
+        console.print(line, no_wrap=True, overflow="ellipsis")
+
+
+def window(console: Console, rows: Sequence[WindowRow], token_budget: int, title: str) -> None:
+    """What the model reads: a bar of the sections against the budget, then every row."""
+    used = sum(row.tokens for row in rows)
+    console.print(Text(visible(title), style="bold"), no_wrap=True, overflow="ellipsis")
+    share = f"{used / token_budget:.0%}" if token_budget else "–"
+    console.print(f"{number(used)} of {number(token_budget)} tokens ({share}), {number(len(rows))} rows")
+    budget_bar(console, rows, token_budget)
+    width = max((len(f"#{row.seq}") for row in rows if row.seq is not None), default=2)
+    previous = None
+    for row in rows:
+        section = SECTIONS.get(row.section, _OTHER)
+        line = Text()
+        line.append(f"{row.section if row.section != previous else '':<8}", style=section.style)
+        line.append(f" {'' if row.seq is None else f'#{row.seq}':>{width}}", style="bold")
+        line.append(f" {row.role:<9}", style=_ROLE_STYLES.get(row.role, ""))
+        line.append(f" {_tokens(row.tokens, row.is_estimate):>8}", style="bright_black")
+        flags = [name for name in ("shortened", "escaped") if getattr(row, f"is_{name}")]
+        if flags:
+            line.append(f" ({', '.join(flags)})", style="red")
+        line.append("  " + preview(row.content, row.tool_calls))
+        console.print(line, no_wrap=True, overflow="ellipsis")
+        previous = row.section
+
+
+def budget_bar(console: Console, rows: Sequence[WindowRow], token_budget: int) -> None:
+    """One bar of the budget, a section after the other, and under it what each takes."""
+    sums = section_tokens(rows)
+    is_plain = not (console.encoding or "").lower().startswith("utf")
+    cells = max(20, console.width - 2)
+    scale = max(token_budget, sum(sums.values()), 1)
+    bar = Text("[")
+    start = 0
+    done = 0
+    for name, tokens in sums.items():
+        section = SECTIONS.get(name, _OTHER)
+        done += tokens
+        end = min(cells, max(round(done * cells / scale), start + (1 if tokens else 0)))
+        bar.append((section.letter if is_plain else section.glyph) * (end - start), style=section.style)
+        start = end
+    bar.append((_FREE.letter if is_plain else _FREE.glyph) * (cells - start), style=_FREE.style)
+    bar.append("]")
+    console.print(bar, no_wrap=True, overflow="crop")
+    legend = [(name, tokens, SECTIONS.get(name, _OTHER)) for name, tokens in sums.items()]
+    legend.append(("free", max(0, token_budget - sum(sums.values())), _FREE))
+    lines = Text(" ")
+    used = 1
+    for name, tokens, section in legend:
+        entry = f"{section.letter if is_plain else section.glyph} {name} {number(tokens)}   "
+        if used + cell_len(entry) > console.width:
+            lines.append("\n ")
+            used = 1
+        lines.append(entry, style=section.style)
+        used += cell_len(entry)
+    console.print(lines)
+
+
+def section_tokens(rows: Sequence[WindowRow]) -> dict[str, int]:
+    """Tokens by section, in the order of the window."""
+    sums: dict[str, int] = {}
+    for row in rows:
+        sums[row.section] = sums.get(row.section, 0) + row.tokens
+    return sums
+
+
+def a_pass(console: Console, done: Pass) -> None:
+    """One compaction attempt: what was saved, or why nothing was."""
+    if done.outcome != "summarized":
+        style = "red" if done.outcome == "failed" else "yellow"
+        console.print(Text(f"{done.outcome}: {visible(done.reason or 'nothing to cut')}", style=style))
+        return
+    before, after = done.tokens_before or 0, done.tokens_after or 0
+    saved = f", {1 - after / before:.0%} saved" if before else ""
+    console.print(
+        Text.assemble(
+            ("summarized ", "green"),
+            f"#{done.from_seq}–#{done.to_seq}: {number(before)} → {number(after)} tokens{saved}, ",
+            f"{done.seconds:.2f} s, {visible(done.model or '')}",
+        )
+    )
+    if done.calls:
+        console.print(
+            f"{number(done.calls)} calls, {number(done.prompt_tokens)} tokens read, "
+            f"{number(done.completion_tokens)} written",
+            style="bright_black",
+        )
+
+
+def table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:
+    """Plain columns; the last one gives way where the terminal is narrow.
+
+    right: a letter for each column, 'r' where it is aligned to the right.
+    """
+    shown = [[visible("" if cell is None else str(cell)) for cell in row] for row in rows]
+    widths = [
+        max([cell_len(heading), *(cell_len(row[index]) for row in shown)])
+        for index, heading in enumerate(headings)
+    ]
+    widths[0] = min(widths[0], max(20, console.width // 2))
+    for position, row in enumerate([list(headings), *shown]):
+        line = Text(style="bold" if position == 0 else "")
+        for index, cell in enumerate(row):
+            if right[index : index + 1] == "r":
+                cell = " " * (widths[index] - cell_len(cell)) + cell
+            elif index < len(row) - 1:
+                cell = set_cell_size(cell, widths[index])
+            line.append(("" if index == 0 else "  ") + cell)
+        console.print(line, no_wrap=True, overflow="ellipsis")
+
+
+def moment(at: datetime | None) -> str:
+    """A time as people read it here: UTC, to the minute."""
+    return "" if at is None else at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M")
+
+
+def _tokens(tokens: int, is_estimate: bool) -> str:
+    return ("~" if is_estimate else "") + number(tokens)
+
+
+def _rule(console: Console, title: str, style: str) -> Rule:
+    is_plain = not (console.encoding or "").lower().startswith("utf")
+    return Rule(Text(title, style=style), characters="-" if is_plain else "—", style=style)
