@@ -174,8 +174,11 @@ class Server:
 
     @property
     def socket_dir(self) -> Path:
-        """The folder of the socket: the root, or another where the root's path is too long for one."""
-        if len(os.fsencode(self.root / ".s.PGSQL.5432")) < _MAX_SOCKET_PATH:
+        """The folder of the socket: the root, or another where the root's path won't do for one.
+
+        It may be too long for the kernel, and libpq takes a comma for the start of a second host.
+        """
+        if "," not in str(self.root) and len(os.fsencode(self.root / ".s.PGSQL.5432")) < _MAX_SOCKET_PATH:
             return self.root
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
         return Path("/tmp") / f"pycontext-{digest}"
@@ -277,7 +280,7 @@ class Server:
         copy = self.root / f"programs-{VERSION}-{stat.st_size}-{int(stat.st_mtime)}"
         if not copy.exists():
             temporary = Path(tempfile.mkdtemp(prefix="programs-", dir=self.root))
-            shutil.copytree(self._bin.parent, temporary / "copy", symlinks=True)
+            _copy_programs(self._bin, temporary / "copy")
             for path in (temporary, *temporary.rglob("*")):
                 if not path.is_symlink():
                     runs = path.is_dir() or path.parent.name == "bin"
@@ -288,7 +291,7 @@ class Server:
                 if not copy.exists():
                     raise
             shutil.rmtree(temporary)
-        self._bin = copy / "bin"
+        self._bin = copy / self._bin.relative_to(self._bin.parents[2])
 
     def _initdb(self) -> None:
         # One that was cut short leaves no PG_VERSION, or an incomplete folder: start anew from an empty one.
@@ -345,7 +348,7 @@ class Server:
         settings = {
             "listen_addresses": "",
             "port": "5432",
-            "unix_socket_directories": f'"{folder}"' if "," in str(folder) else str(folder),
+            "unix_socket_directories": str(folder),
             "unix_socket_permissions": "0700",
             "timezone": "UTC",
             "log_timezone": "UTC",
@@ -427,6 +430,16 @@ class Server:
             yield
         finally:
             os.close(lock)
+
+
+def _copy_programs(bin_path: Path, target: Path) -> None:
+    """Copies the folder of the programs and, beside its package, that of the libraries it was linked to."""
+    installed = bin_path.parent
+    package = installed.parent
+    shutil.copytree(installed, target / package.name / installed.name, symlinks=True)
+    libraries = package.parent / f"{package.name}.libs"
+    if libraries.is_dir():
+        shutil.copytree(libraries, target / libraries.name, symlinks=True)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,77 @@
+"""The roles of sql/extras/roles.sql: a reader reads, a writer acts but not on the tables, an admin may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pycontext import install
+
+Connection = psycopg.Connection[Any]
+
+pytestmark = pytest.mark.core
+
+ROLES = ("pycontext_reader", "pycontext_writer", "pycontext_admin")
+
+
+@pytest.fixture
+def roles(db: Connection) -> Iterator[Connection]:
+    for _ in range(2):  # twice is once
+        db.execute(install.extra_sql("roles").encode())
+    yield db
+    db.execute("reset role")
+    for role in reversed(ROLES):
+        db.execute(f"drop owned by {role}")
+        db.execute(f"drop role {role}")
+
+
+def test_a_writer_acts_through_functions_only(roles: Connection) -> None:
+    roles.execute("set role pycontext_writer")
+    roles.execute("select pycontext.create_chat('a')")
+    roles.execute("select pycontext.append_message('a', 'user', 'hello')")
+    assert roles.execute("select content from pycontext.working_window('a')").fetchone() == ("hello",)
+    for act in ("delete from pycontext.message", "update pycontext.message set role = 'user'"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            roles.execute(act)
+
+
+def test_a_reader_reads_only(roles: Connection) -> None:
+    roles.execute("select pycontext.create_chat('a')")
+    roles.execute("select pycontext.append_message('a', 'user', 'hello')")
+    roles.execute("set role pycontext_reader")
+    for read in (
+        "working_window('a')",
+        "thread('a')",
+        "window_status('a')",
+        "compaction_plan('a')",
+        "status()",
+    ):
+        roles.execute(f"select * from pycontext.{read}")
+    roles.execute("select pycontext.openai_messages('a'), pycontext.anthropic_messages('a')")
+    for act in ("select pycontext.create_chat('b')", "select pycontext.append_message('a', 'user', 'x')"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            roles.execute(act)
+
+
+def test_every_public_function_has_its_role(roles: Connection) -> None:
+    without = roles.execute(
+        """
+        select f.oid::regprocedure::text from pg_proc f
+        where f.pronamespace = 'pycontext'::regnamespace and f.proname !~ '^_'
+        and not has_function_privilege('pycontext_writer', f.oid, 'execute')
+        """
+    ).fetchall()
+    assert not without
+
+
+def test_an_admin_may_change_tables(roles: Connection) -> None:
+    roles.execute("set role pycontext_admin")
+    roles.execute("update pycontext.profile set settle_seconds = settle_seconds")
+
+
+def test_an_unknown_extra_names_the_known_ones() -> None:
+    with pytest.raises(Exception, match="roles"):
+        install.extra_sql("no_such_thing")
