@@ -11,7 +11,7 @@ from typing import Any
 
 from pycontext import messages, operations, tokens
 from pycontext.errors import SummaryRefused
-from pycontext.masking import mask, mask_summary
+from pycontext.masking import mask
 from pycontext.operations import Encodings
 from pycontext.rows import Pass, Plan
 from pycontext.steps import Ask, Call, Row, Steps
@@ -44,29 +44,22 @@ def compact(job: Job, encodings: Encodings) -> Steps[Pass]:
     """
     yield from operations.count_tokens(job.chat_id, encodings)
     plan = yield from operations.plan(job.chat_id, job.token_budget)
-    attempt = Pass("skipped", plan.reason, plan.from_seq, plan.to_seq, tokens_before=plan.window_tokens)
     if plan.after_message_id is None or (job.trigger != ON_DEMAND and plan.decision != "summarize"):
-        return attempt
+        return _skipped(plan, plan.reason if plan.after_message_id else f"nothing can be cut: {plan.reason}")
+    summarizer = job.choose()
+    encoding = (yield from operations.status(job.chat_id, encodings)).encoding
+    source: list[Row] = yield Call(
+        "compaction_source", {"chat_id": job.chat_id, "after_message_id": plan.after_message_id}
+    )
+    request = _request(source, plan, job.focus, partial(tokens.count, encoding=encoding))
+    if not request.messages:
+        return _skipped(plan, "nothing can be cut: there is no message in the range")
+    cost = Pass("failed", model=summarizer.name)
     started = time.monotonic()
-    cost = Pass("failed")
     try:
-        summarizer = job.choose()
-        cost = replace(cost, model=summarizer.name)
-        encoding = (yield from operations.status(job.chat_id, encodings)).encoding
-        source: list[Row] = yield Call(
-            "compaction_source", {"chat_id": job.chat_id, "after_message_id": plan.after_message_id}
-        )
-        request = _request(source, plan, job.focus, partial(tokens.count, encoding=encoding))
         result: SummaryResult = yield Ask(summarizer, request)
-        cost = replace(
-            cost,
-            model=result.model,
-            calls=result.calls,
-            prompt_tokens=result.prompt_tokens,
-            completion_tokens=result.completion_tokens,
-            seconds=round(time.monotonic() - started, 3),
-        )
-        segment = mask_summary(result.segment)
+        cost = _cost(result.model, result, started)
+        segment = result.segment.map(mask)
         merged = merge(request.previous, segment, request.max_tokens, request.count)
         refused = validate(segment) or validate(merged, request.max_tokens, request.count)
         if refused is not None:
@@ -83,11 +76,15 @@ def compact(job: Job, encodings: Encodings) -> Steps[Pass]:
                 "details": _details(cost, job),
             },
         )
-    except (SummarizerFailed, SummaryRefused) as error:
-        return (yield from _failed(job, plan, attempt, _spent(cost, error, started), _reason(error)))
-    except Exception as error:
-        logger.exception("compaction of chat %s failed", job.chat_id)
-        return (yield from _failed(job, plan, attempt, _spent(cost, error, started), _reason(error)))
+    except SummarizerFailed as error:
+        logger.warning("compaction of chat %s failed", job.chat_id, exc_info=error)
+        return (yield from _failed(job, plan, _cost(summarizer.name, error, started), error.reason))
+    except SummaryRefused as error:
+        reason = f"{error.message} ({error.detail})" if error.detail else error.message
+        logger.warning("compaction of chat %s failed: %s", job.chat_id, reason)
+        return (yield from _failed(job, plan, cost, reason))
+    if stored[0]["segment"] != segment.to_json():
+        return replace(_skipped(plan, "another process was first"), summary_id=stored[0]["message_id"])
     yield from operations.count_tokens(job.chat_id, encodings)
     after = yield from operations.plan(job.chat_id, job.token_budget)
     return replace(
@@ -120,8 +117,6 @@ def _request(source: Sequence[Row], plan: Plan, focus: str | None, count: Count)
             previous = Summary.from_json(row["summary"]) if row["summary"] else None
         else:
             told.append(_source_message(row))
-    if not told:
-        raise SummarizerFailed("there are no messages to summarize")
     return SummaryRequest(told, previous, plan.max_summary_tokens or 0, focus, count)
 
 
@@ -147,8 +142,12 @@ def _masked_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": mask(function.get("arguments") or "")}}
 
 
-def _failed(job: Job, plan: Plan, attempt: Pass, cost: Pass, reason: str) -> Steps[Pass]:
-    logger.warning("compaction of chat %s failed: %s", job.chat_id, reason)
+def _skipped(plan: Plan, reason: str) -> Pass:
+    before = plan.window_tokens
+    return Pass("skipped", reason, plan.from_seq, plan.to_seq, None, before, before, 0)
+
+
+def _failed(job: Job, plan: Plan, cost: Pass, reason: str) -> Steps[Pass]:
     yield Call(
         "fail_compaction",
         {
@@ -163,35 +162,23 @@ def _failed(job: Job, plan: Plan, attempt: Pass, cost: Pass, reason: str) -> Ste
     return replace(
         cost,
         reason=reason,
-        from_seq=attempt.from_seq,
-        to_seq=attempt.to_seq,
-        tokens_before=attempt.tokens_before,
-        tokens_after=attempt.tokens_before,
+        from_seq=plan.from_seq,
+        to_seq=plan.to_seq,
+        tokens_before=plan.window_tokens,
+        tokens_after=plan.window_tokens,
         saved_tokens=0,
     )
 
 
-def _spent(cost: Pass, error: Exception, started: float) -> Pass:
-    """The cost with what a failed summarizer says it took."""
-    seconds = round(time.monotonic() - started, 3)
-    if not isinstance(error, SummarizerFailed):
-        return replace(cost, seconds=seconds)
-    return replace(
-        cost,
-        calls=error.calls,
-        prompt_tokens=error.prompt_tokens,
-        completion_tokens=error.completion_tokens,
-        seconds=seconds,
+def _cost(model: str, spent: SummaryResult | SummarizerFailed, started: float) -> Pass:
+    return Pass(
+        "failed",
+        model=model,
+        calls=spent.calls,
+        prompt_tokens=spent.prompt_tokens,
+        completion_tokens=spent.completion_tokens,
+        seconds=round(time.monotonic() - started, 3),
     )
-
-
-def _reason(error: Exception) -> str:
-    """One line for the pass log; of an unforeseen error only its class, for its text may quote the chat."""
-    if isinstance(error, SummarizerFailed):
-        return error.reason
-    if isinstance(error, SummaryRefused):
-        return f"{error.message} ({error.detail})" if error.detail else error.message
-    return f"unexpected {type(error).__name__}"
 
 
 def _details(cost: Pass, job: Job) -> str:

@@ -155,7 +155,7 @@ class Runner:
 
         def perform(step: Step) -> Any:
             if isinstance(step, Ask):
-                return step.summarizer.summarize(step.request)
+                return step.answer()
             return self.link.execute(
                 query(step.query), step.parameters, is_repeatable=step.is_repeatable, is_alone=is_alone
             )

@@ -29,7 +29,7 @@ _KEYS = frozenset(
         "tokens",
     }
 )
-# What a malformed message or an unknown encoding raises: then the database says what is wrong, or estimates.
+# What a malformed message or an unknown encoding raises: the database then tells, or estimates.
 _UNCOUNTABLE = (
     AttributeError,
     TypeError,
@@ -106,7 +106,7 @@ def derived_id(message_id: str, given: Element, repeats: int) -> str:
 def counted(given: Element, encoding: str) -> Element:
     """The element with its exact token count, or as it is where that is for the database to tell.
 
-    Images cost what the chat's profile says; text with a fence tag and reasoning depend on how they are rendered.
+    Images cost what the chat's profile says; fence tags and reasoning depend on how they are rendered.
     """
     if "tokens" in given:
         return given

@@ -58,7 +58,7 @@ from pycontext.compaction_source(
     chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text) s;
 
 -- name: put_summary
-select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at
+select m.message_id, m.segment
 from pycontext.put_summary(
     chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text, summary => %(summary)s::jsonb,
     segment => %(segment)s::jsonb, edit_no => %(edit_no)s::bigint, token_budget => %(token_budget)s::integer,

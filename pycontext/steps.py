@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pycontext.summarizer import Summarizer, SummaryRequest
+from pycontext.summarizer import Summarizer, SummarizerFailed, SummaryRequest, SummaryResult
 
 T = TypeVar("T")
 
@@ -30,6 +30,20 @@ class Ask:
 
     summarizer: Summarizer
     request: SummaryRequest
+
+    def answer(self) -> SummaryResult:
+        """Call the summarizer. Whatever goes wrong in it, known or not, is SummarizerFailed."""
+        try:
+            result = self.summarizer.summarize(self.request)
+        except SummarizerFailed:
+            raise
+        except Exception as error:
+            # Of an unforeseen error the pass log gets the class only, for its text may quote the chat.
+            raise SummarizerFailed(f"{type(error).__name__} in summarizer {self.summarizer.name}") from error
+        if not isinstance(result, SummaryResult):
+            kind = type(result).__name__
+            raise SummarizerFailed(f"summarizer {self.summarizer.name} returned {kind}, not SummaryResult")
+        return result
 
 
 Step = Call | Ask

@@ -1,0 +1,408 @@
+"""The pass: what is stored, what two of them at once do, and that nothing is held while the model works."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+import pycontext
+from pycontext.errors import PycontextError
+from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult
+from pycontext.summary import Summary
+
+Fill = Callable[..., list[pycontext.Message]]
+Connection = psycopg.Connection[Any]
+
+LINES = "select message_id, content #>> '{}' from pycontext.message where kind = 'summary' order by seq"
+PASSES = "select * from pycontext.compaction_history order by pass_no"
+
+
+class Says:
+    """A summarizer that gives what it was made with."""
+
+    name = "says"
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def summarize(self, request: SummaryRequest) -> SummaryResult:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return (
+            SummaryResult(self.answer, "says", 1, 10, 5) if isinstance(self.answer, Summary) else self.answer
+        )
+
+
+GOOD = Summary(resolved=("Parcels were looked up.",), facts=("Order QX-4001",))
+
+
+def test_a_pass_is_what_happened(memory: pycontext.Database, fill: Fill, db: Connection) -> None:
+    fill("a", 25)
+    before = memory.status("a")
+    done = memory.compact("a", summarizer=Says(GOOD))
+    after = memory.status("a")
+    assert done.outcome == "summarized"
+    assert done.summary_id == after.line_id
+    assert (done.tokens_before, done.tokens_after) == (before.window_tokens, after.window_tokens)
+    assert done.saved_tokens == before.window_tokens - after.window_tokens > 0
+    assert (done.model, done.calls, done.prompt_tokens, done.completion_tokens) == ("says", 1, 10, 5)
+    assert (done.from_seq, done.to_seq) == (1, after.line_seq)
+    assert after.uncounted == 0
+    with db.cursor(row_factory=dict_row) as cursor:
+        (logged,) = cursor.execute(PASSES).fetchall()
+    for name in ("outcome", "summary_id", "from_seq", "to_seq", "model", "calls", "prompt_tokens"):
+        assert logged[name] == getattr(done, name), name
+    assert logged["tokens_before"] == done.tokens_before
+    assert logged["trigger"] == "demand"
+
+
+def test_the_line_stands_in_the_thread_and_the_chat_goes_on(memory: pycontext.Database, fill: Fill) -> None:
+    rows = fill("a", 25)
+    done = memory.compact("a")
+    thread = memory.thread("a", max_rows=100)
+    assert len(thread) == len(rows) + 1
+    place = next(n for n, row in enumerate(thread) if row.kind == "summary")
+    assert thread[place - 1].seq == thread[place].seq == done.to_seq
+    window = memory.window("a")
+    assert [row.section for row in window][:2] == ["system", "head"]
+    assert "summary" in [row.section for row in window]
+    kept = [row.seq for row in window if row.section == "tail"]
+    assert kept == list(range(done.to_seq + 1, len(rows) + 1))  # type: ignore[operator]
+
+
+def test_on_demand_it_cuts_below_the_trigger_too(memory: pycontext.Database, fill: Fill) -> None:
+    fill("a", 14)
+    plan = memory.plan("a")
+    assert plan.decision == "none"
+    assert plan.after_message_id is not None
+    assert memory.compact("a").outcome == "summarized"
+
+
+def test_nothing_to_cut_is_skipped_with_a_reason(memory: pycontext.Database, watched: Any) -> None:
+    memory.create_chat("empty")
+    assert memory.compact("empty").outcome == "skipped"
+    with memory.turn("a", "hello") as turn:
+        turn.add({"role": "assistant", "content": "hi"})
+    done = memory.compact("a")
+    assert (done.outcome, done.summary_id, done.saved_tokens) == ("skipped", None, 0)
+    assert "nothing can be cut" in (done.reason or "")
+    assert watched.requests == []
+
+
+def test_an_unchanged_chat_is_not_compacted_twice(
+    memory: pycontext.Database, fill: Fill, watched: Any
+) -> None:
+    fill("a", 25)
+    assert memory.compact("a").outcome == "summarized"
+    read = memory.messages("a")
+    again = memory.compact("a")
+    assert again.outcome == "skipped"
+    assert len(watched.requests) == 1
+    assert memory.messages("a") == read
+
+
+def test_the_next_pass_gets_the_previous_summary_and_original_rows_only(
+    memory: pycontext.Database, fill: Fill, watched: Any
+) -> None:
+    fill("a", 25)
+    first = memory.compact("a")
+    fill("a", 25, first=26)
+    second = memory.compact("a", focus="parcels")
+    assert second.outcome == "summarized"
+    one, two = watched.requests
+    assert one.previous is None
+    assert two.previous is not None
+    assert two.previous.facts or two.previous.notes or two.previous.resolved
+    assert two.focus == "parcels"
+    assert [row.seq for row in one.messages] == list(range(1, first.to_seq + 1))  # type: ignore[operator]
+    told = [row.seq for row in two.messages]
+    assert told == list(range(first.to_seq + 1, second.to_seq + 1))  # type: ignore[operator]
+    assert all(row.kind == "message" for row in two.messages)
+    assert [row.seq for row in one.messages if row.is_head] == [1, 2]
+    assert sum(row.is_request for row in two.messages) == 1
+    sections = [row.section for row in memory.window("a")]
+    assert sections.count("summary") == 1
+
+
+def test_a_message_that_lands_while_the_model_works_is_in_the_next_window(
+    memory: pycontext.Database, dsn: str, fill: Fill, watched: Any
+) -> None:
+    """C1."""
+    fill("a", 25)
+
+    def other_tab(request: SummaryRequest) -> None:
+        with pycontext.connect(dsn) as other:
+            other.append("a", "I am new here")
+
+    watched.meanwhile = other_tab
+    done = memory.compact("a")
+    assert done.outcome == "summarized"
+    window = memory.window("a")
+    tail = [row.seq for row in window if row.section == "tail"]
+    assert tail == list(range(done.to_seq + 1, 52))  # type: ignore[operator]
+    assert window[-1].content == "I am new here"
+
+
+def test_the_second_one_uses_the_winners_text(
+    memory: pycontext.Database, dsn: str, fill: Fill, watched: Any
+) -> None:
+    """C4: two tabs cut at the same message; the one that stores second gets nothing from DO NOTHING."""
+    fill("a", 25)
+    winner: list[pycontext.Pass] = []
+
+    def other_tab(request: SummaryRequest) -> None:
+        with pycontext.connect(dsn, summarizer=Says(GOOD)) as other:
+            winner.append(other.compact("a"))
+
+    watched.meanwhile = other_tab
+    loser = memory.compact("a")
+    assert winner[0].outcome == "summarized"
+    assert loser.outcome == "skipped"
+    assert loser.summary_id == winner[0].summary_id
+    assert "Parcels were looked up." in json.dumps(memory.messages("a"))
+    assert len([row for row in memory.thread("a", max_rows=100) if row.kind == "summary"]) == 1
+
+
+COMPACTOR = """
+import json, sys
+import pycontext
+from pycontext.summarizer.extractive import ExtractiveSummarizer
+
+class Waiting:
+    name = "waiting"
+    def summarize(self, request):
+        print("asked", flush=True)
+        sys.stdin.readline()
+        return ExtractiveSummarizer().summarize(request)
+
+with pycontext.connect(summarizer=Waiting()) as memory:
+    done = memory.compact("a")
+    line = [row.content for row in memory.window("a") if row.section == "summary"]
+    print(json.dumps([done.outcome, done.summary_id, line]))
+"""
+
+
+def test_two_processes_at_once_leave_one_row(
+    dsn: str, fill: Fill, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill("a", 25)
+    monkeypatch.setenv("PYCONTEXT_DSN", dsn)
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", COMPACTOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for process in both:  # both have planned and read before either may store
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    (one, two) = (json.loads(process.communicate(timeout=60)[0]) for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert one[1:] == two[1:]
+    assert len(one[2]) == 1
+    assert [row[0] for row in db.execute(LINES).fetchall()] == [one[1]]
+
+
+def test_the_furthest_line_wins_whichever_comes_last(
+    memory: pycontext.Database, dsn: str, fill: Fill, watched: Any
+) -> None:
+    """C6: a pass that cut earlier stores later."""
+    fill("a", 20)
+    further: list[pycontext.Pass] = []
+
+    def later_tab(request: SummaryRequest) -> None:
+        fill("a", 20, first=21)
+        with pycontext.connect(dsn, summarizer=Says(GOOD)) as other:
+            further.append(other.compact("a"))
+
+    watched.meanwhile = later_tab
+    done = memory.compact("a")
+    assert done.to_seq is not None
+    assert further[0].to_seq is not None
+    assert done.to_seq < further[0].to_seq
+    window = memory.window("a")
+    (line,) = [row for row in window if row.section == "summary"]
+    assert line.seq == further[0].to_seq
+    assert [row.seq for row in window if row.section == "tail"] == list(range(further[0].to_seq + 1, 81))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Summary(),
+        Summary(notes="   \n\t"),
+        Summary(notes="## Goals\n## Decisions\n## Files"),
+        Summary(notes="Error: timeout"),
+        Summary(facts=("a fence </chat-summary> here",)),
+        SummarizerFailed("the model is down", calls=3),
+        TimeoutError("no chat content may be in the log: secret"),
+        "just text",
+    ],
+    ids=["empty", "blank", "headings", "error", "fence", "failed", "raises", "no-result"],
+)
+def test_a_bad_summary_is_not_stored_and_the_good_retry_is(
+    memory: pycontext.Database, fill: Fill, db: Connection, answer: Any
+) -> None:
+    """C5, C26."""
+    fill("a", 25)
+    read = memory.messages("a")
+    failed = memory.compact("a", summarizer=Says(answer))
+    if answer != Summary(facts=("a fence </chat-summary> here",)):  # which may be made harmless and kept
+        assert failed.outcome == "failed"
+        assert failed.reason
+        assert db.execute(LINES).fetchall() == []
+        assert memory.messages("a") == read
+        with db.cursor(row_factory=dict_row) as cursor:
+            (logged,) = cursor.execute(PASSES).fetchall()
+        assert (logged["outcome"], logged["reason"]) == ("failed", failed.reason)
+        assert "secret" not in str(logged)
+        assert memory.status("a").window_tokens <= memory.status("a").token_budget
+        good = memory.compact("a", summarizer=Says(GOOD))
+        assert good.outcome == "summarized"
+        assert "Parcels were looked up." in json.dumps(memory.messages("a"))
+    assert "</chat-summary> here" not in json.dumps(memory.messages("a"))
+
+
+def test_a_summary_larger_than_it_may_be_never_makes_the_window_grow(
+    memory: pycontext.Database, fill: Fill
+) -> None:
+    """C11."""
+    fill("a", 25)
+    before = memory.status("a").window_tokens
+    facts = tuple(f"Order QX-{number} was due on day {number} at hub B-{number}" for number in range(500))
+    done = memory.compact("a", summarizer=Says(Summary(facts=facts)))
+    after = memory.status("a").window_tokens
+    assert after < before or (done.outcome == "failed" and after == before)
+
+
+def test_secrets_reach_neither_summarizer_nor_line(
+    memory: pycontext.Database, fill: Fill, watched: Any
+) -> None:
+    """C44."""
+    fill("a", 3)
+    secret = "sk-test-0123456789abcdefghij"
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "f", "arguments": json.dumps({"api_key": secret})},
+    }
+    memory.append(
+        "a",
+        [
+            {"role": "assistant", "tool_calls": [call]},
+            {
+                "role": "tool",
+                "tool_call_id": "c1",
+                "content": f"API_KEY={secret}; postgres://u:hunter22@h/db",
+            },
+        ],
+    )
+    fill("a", 22, first=4)
+    memory.compact("a", summarizer=Says(Summary(facts=(f"the key is {secret}",), resolved=("done",))))
+    seen: list[SummaryRequest] = watched.requests
+    fill("a", 25, first=30)
+    memory.create_chat("b", profile="small-8k")
+    memory.append(
+        "b", [{"role": "user", "content": f"my key is {secret}"}, {"role": "assistant", "content": "ok"}]
+    )
+    fill("b", 25)
+    memory.compact("b")
+    assert len(seen) == 1
+    told = str(seen[0])
+    assert secret not in told
+    assert "hunter22" not in told
+    lines = [row for row in memory.window("a") if row.section == "summary"]
+    assert lines
+    assert secret not in str(lines)
+
+
+def test_no_transaction_and_no_lock_is_held_while_the_model_works(
+    memory: pycontext.Database, db: Connection, fill: Fill, watched: Any
+) -> None:
+    """C45: seen from another connection during the call."""
+    fill("a", 25)
+    seen: list[Any] = []
+
+    def look(request: SummaryRequest) -> None:
+        seen.extend(
+            db.execute(
+                """
+                select a.state, a.xact_start, a.backend_xmin, (
+                    select count(*) from pg_locks l where l.pid = a.pid)
+                from pg_stat_activity a
+                where a.application_name = 'pycontext' and a.datname = current_database()
+                """
+            ).fetchall()
+        )
+
+    watched.meanwhile = look
+    with memory.turn("a", "Anything new?") as turn:
+        turn.add({"role": "assistant", "content": "no"})
+    memory.compact("a")
+    assert watched.requests
+    assert set(seen) == {("idle", None, None, 0)}
+
+
+def test_a_slow_model_survives_the_servers_idle_in_transaction_timeout(
+    dsn: str, fill: Fill, watched: Any
+) -> None:
+    """C45: many chats at once, each slower than the server lets a transaction idle."""
+    slow = threading.Event()
+    watched.meanwhile = lambda request: slow.wait(0.5)
+    chats = [f"chat-{number}" for number in range(4)]
+    for chat_id in chats:
+        fill(chat_id, 25)
+    outcomes: dict[str, Any] = {}
+
+    def compact(chat_id: str) -> None:
+        url = dsn.replace("options='", "options='-c idle_in_transaction_session_timeout=100 ")
+        assert url != dsn
+        with pycontext.connect(url, summarizer=watched) as own:
+            outcomes[chat_id] = own.compact(chat_id).outcome
+
+    threads = [threading.Thread(target=compact, args=(chat_id,)) for chat_id in chats]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == dict.fromkeys(chats, "summarized")
+
+
+def test_ten_fresh_turns_after_a_pass_make_no_other(dsn: str, fill: Fill, watched: Any) -> None:
+    """C8: small growth, a new connection every turn."""
+    fill("a", 25)
+    for number in range(10):
+        with pycontext.connect(dsn, summarizer=watched) as fresh, fresh.turn("a", f"turn {number}") as turn:
+            turn.add({"role": "assistant", "content": "fine"})
+    assert len(watched.requests) == 1
+
+
+def test_a_smaller_budget_compacts_for_that_budget(memory: pycontext.Database, fill: Fill) -> None:
+    """C13: the line that is there is used again, not thrown away."""
+    fill("a", 25)
+    first = memory.compact("a")
+    done = memory.compact("a", token_budget=2500)
+    assert done.outcome == "summarized"
+    assert done.to_seq is not None
+    assert first.to_seq is not None
+    assert done.to_seq > first.to_seq
+    used = sum(row.tokens for row in memory.window("a", token_budget=2500)) + 3
+    assert used <= 2500
+
+
+def test_compact_of_an_unknown_chat(memory: pycontext.Database) -> None:
+    with pytest.raises(PycontextError) as raised:
+        memory.compact("nowhere")
+    assert raised.value.sqlstate == "PCX01"

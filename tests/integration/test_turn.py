@@ -1,0 +1,406 @@
+"""The turn handler: what the model reads, what is durable when, and what a retry does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+
+import pycontext
+from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult
+
+Fill = Callable[..., list[pycontext.Message]]
+Connection = psycopg.Connection[Any]
+
+ASSISTANT = {"role": "assistant", "content": "On its way."}
+
+
+def call(call_id: str, arguments: str = "{}") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "look", "arguments": arguments}}
+
+
+def fresh(dsn: str, chat_id: str, **options: Any) -> list[dict[str, Any]]:
+    """What a process that knows nothing would read now."""
+    with pycontext.connect(dsn) as memory, memory.turn(chat_id, compact="off", **options) as turn:
+        return list(turn.messages)
+
+
+def test_a_turn_reads_adds_and_is_read_by_the_next(memory: pycontext.Database) -> None:
+    with memory.turn("a", "Where is my order?", system_prompt="Be brief.") as turn:
+        assert turn.messages == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Where is my order?"},
+        ]
+        assert (turn.seq, turn.is_degraded, turn.is_answered, turn.decision) == (1, False, False, "none")
+        assert 0 < turn.window_tokens < turn.token_budget
+        (stored,) = turn.add(ChatCompletionMessage(role="assistant", content="On its way."))
+        assert (stored.seq, stored.role) == (2, "assistant")
+    with memory.turn("a", "When?") as turn:
+        assert [row["content"] for row in turn.messages] == [
+            "Be brief.",
+            "Where is my order?",
+            "On its way.",
+            "When?",
+        ]
+
+
+def test_entering_is_one_round_trip(dsn: str, memory: pycontext.Database, tmp_path: Path) -> None:
+    trace = tmp_path / "protocol"
+    with psycopg.connect(dsn, autocommit=True) as conn, trace.open("w") as file:
+        turn = pycontext.connect(connection=conn).turn("a", "hi", compact="off")
+        conn.pgconn.trace(file.fileno())
+        with turn:
+            conn.pgconn.untrace()
+            assert turn.messages == [{"role": "user", "content": "hi"}]
+    sent = [line.split("\t")[3] for line in trace.read_text().splitlines() if line.split("\t")[1] == "F"]
+    assert sent == ["Parse", "Bind", "Describe", "Execute", "Sync"]
+    assert "pycontext.start_turn" in trace.read_text()
+
+
+def test_what_was_added_is_seen_by_a_second_connection_at_once(
+    memory: pycontext.Database, db: Connection
+) -> None:
+    def last() -> Any:
+        return db.execute("select content #>> '{}' from thread('a') order by seq desc limit 1").fetchone()
+
+    with memory.turn("a", "Where?") as turn:
+        assert last() == ("Where?",)
+        turn.add(ASSISTANT)
+        assert last() == ("On its way.",)
+
+
+def test_an_exception_in_the_block_loses_nothing_already_added(
+    memory: pycontext.Database, watched: Any
+) -> None:
+    def fails() -> None:
+        with memory.turn("a", "Where?") as turn:
+            turn.add({"role": "assistant", "tool_calls": [call("c1")]})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert [row.role for row in memory.thread("a")] == ["user", "assistant"]
+    assert watched.requests == []
+    with memory.turn("a") as turn:
+        turn.add({"role": "tool", "tool_call_id": "c1", "content": "found"})
+        turn.add(ASSISTANT)
+    assert [row.role for row in memory.thread("a")] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_retried_request_stores_its_message_once(memory: pycontext.Database) -> None:
+    with memory.turn("a", "Where?", message_id="req-1") as turn:
+        assert turn.message_id == "req-1"
+        first = list(turn.messages)
+    with memory.turn("a", "Where?", message_id="req-1") as turn:
+        assert turn.messages == first
+        assert not turn.is_answered
+        turn.add(ASSISTANT)
+    with memory.turn("a", "Where?", message_id="req-1") as turn:
+        assert turn.is_answered
+        assert turn.seq == 1
+    assert len(memory.thread("a")) == 2
+    with pytest.raises(pycontext.MessageIdReused):
+        memory.turn("a", "Something else", message_id="req-1").__enter__()
+
+
+def test_the_same_add_twice_is_one_row_and_equal_ones_of_one_process_are_two(
+    memory: pycontext.Database, dsn: str
+) -> None:
+    steps: list[Any] = [
+        {"role": "assistant", "tool_calls": [call("c1")]},
+        {"role": "tool", "tool_call_id": "c1", "content": "nothing yet"},
+        {"role": "assistant", "content": "Looking again.", "tool_calls": [call("c2")]},
+        {"role": "tool", "tool_call_id": "c2", "content": "nothing yet"},
+    ]
+    with memory.turn("a", "Where?", message_id="req-1") as turn:
+        for step in steps[:3]:
+            turn.add(step)
+    with pycontext.connect(dsn) as other, other.turn("a", "Where?", message_id="req-1") as turn:
+        for step in steps:  # it does not know how far the first one came
+            turn.add(step)
+        turn.add(ASSISTANT)
+        turn.add(ASSISTANT)
+    thread = memory.thread("a")
+    assert [row.role for row in thread] == ["user", *["assistant", "tool"] * 2, "assistant", "assistant"]
+    with pycontext.connect(dsn) as third, third.turn("a") as turn:
+        turn.add(steps[3])  # only the last one again
+        turn.add({"role": "assistant", "content": "Something new."})
+    assert [row.seq for row in memory.thread("a")] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_an_id_of_the_messages_own_is_kept(memory: pycontext.Database) -> None:
+    with memory.turn("a", {"role": "user", "content": "Where?", "message_id": "u1"}) as turn:
+        assert turn.message_id == "u1"
+        assert turn.add({**ASSISTANT, "message_id": "m2"})[0].message_id == "m2"
+        assert turn.add({"role": "assistant", "content": "More.", "id": "m3"})[0].message_id == "m3"
+        turn.add({**ASSISTANT, "message_id": "m2"})
+        with pytest.raises(pycontext.MessageIdReused):
+            turn.add({"role": "assistant", "content": "Other.", "id": "m3"})
+    assert [row.message_id for row in memory.thread("a")] == ["u1", "m2", "m3"]
+
+
+def test_completions_that_say_the_same_are_told_apart_by_their_id(memory: pycontext.Database) -> None:
+    def completion(identity: str) -> ChatCompletion:
+        choice = {"index": 0, "finish_reason": "stop", "message": ASSISTANT}
+        return ChatCompletion.model_validate(
+            {"id": identity, "created": 1, "model": "m", "object": "chat.completion", "choices": [choice]}
+        )
+
+    with memory.turn("a", "Where?", message_id="u1") as turn:
+        turn.add(completion("one"))
+    with memory.turn("a", "Where?", message_id="u1") as turn:
+        turn.add(completion("one"))
+        turn.add(completion("two"))
+    assert [row.role for row in memory.thread("a")] == ["user", "assistant", "assistant"]
+
+
+def test_an_add_of_an_unknown_type_says_what_is_accepted(memory: pycontext.Database) -> None:
+    with memory.turn("a", "Where?") as turn:
+        for wrong in (object(), None, 7, {"content": "no role"}):
+            with pytest.raises(TypeError, match=r"dict.*ChatCompletionMessage.*ChatCompletion"):
+                turn.add(wrong)
+    assert len(memory.thread("a")) == 1
+
+
+def test_a_turn_is_entered_once_and_added_to_inside_its_block(memory: pycontext.Database) -> None:
+    turn = memory.turn("a", "Where?")
+    with pytest.raises(RuntimeError, match="with block"):
+        turn.add(ASSISTANT)
+    with turn:
+        pass
+    with pytest.raises(RuntimeError, match="with block"):
+        turn.add(ASSISTANT)
+    with pytest.raises(RuntimeError, match="entered once"), turn:
+        pass
+    with pytest.raises(ValueError, match="'after', 'before', 'off'"):
+        memory.turn("a", "Where?", compact="later")
+    with pytest.raises(ValueError, match="give the message"):
+        memory.turn("a", message_id="m")
+
+
+def test_parts_dicts_and_text_are_messages(memory: pycontext.Database) -> None:
+    parts = [{"type": "text", "text": "what is this?"}]
+    with memory.turn("a", parts) as turn:
+        assert turn.messages == [{"role": "user", "content": parts}]
+    with memory.turn("a", {"role": "user", "content": "well?", "metadata": {"tab": 2}}) as turn:
+        assert turn.messages[-1] == {"role": "user", "content": "well?"}
+    assert memory.thread("a")[-1].metadata == {"tab": 2}
+
+
+def test_messages_equal_at_every_step_what_a_fresh_process_reads(
+    memory: pycontext.Database, dsn: str
+) -> None:
+    with memory.turn("a", "Find it.", system_prompt="Be brief.", profile="small-8k") as turn:
+        held = turn.messages
+        assert held == fresh(dsn, "a")
+        for number in range(6):
+            turn.add(
+                {"role": "assistant", "tool_calls": [call(f"a{number}"), call(f"b{number}", '{"n": 1}')]}
+            )
+            assert turn.messages == fresh(dsn, "a")
+            for name in ("b", "a"):
+                turn.add(
+                    {"role": "tool", "tool_call_id": f"{name}{number}", "content": f"{name} {number} " * 60}
+                )
+                assert turn.messages == fresh(dsn, "a")
+        turn.add(ASSISTANT)
+        assert turn.messages == fresh(dsn, "a")
+        assert turn.is_answered
+        assert held is turn.messages
+
+
+def test_a_long_tool_loop_stays_within_the_budget(memory: pycontext.Database, dsn: str) -> None:
+    with memory.turn("a", "Find it.", profile="small-8k", compact="off") as turn:
+        for number in range(30):
+            turn.add({"role": "assistant", "tool_calls": [call(f"c{number}")]})
+            turn.add({"role": "tool", "tool_call_id": f"c{number}", "content": f"result {number} " * 150})
+            assert turn.window_tokens <= turn.token_budget
+            assert {"role": "user", "content": "Find it."} in turn.messages
+        assert turn.is_degraded
+        assert turn.messages == fresh(dsn, "a")
+
+
+def test_tools_and_a_token_budget_leave_less_for_the_window(memory: pycontext.Database) -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{n}", "description": "Looks things up. " * 40}}
+        for n in range(5)
+    ]
+    with memory.turn("a", "Where?", compact="off") as turn:
+        without = turn.token_budget
+    with memory.turn("a", "Where?", tools=tools, compact="off") as turn:
+        assert turn.token_budget == without - pycontext.tokens.count(json.dumps(tools, separators=(",", ":")))
+    with memory.turn("a", "Where?", token_budget=3000, compact="off") as turn:
+        assert turn.token_budget == 3000
+
+
+def test_context_is_for_this_turn_only(memory: pycontext.Database) -> None:
+    with memory.turn("a", "Where?", context="It is 9 o'clock.\x00") as turn:
+        assert "It is 9 o'clock.\ufffd" in json.dumps(turn.messages, ensure_ascii=False)
+        assert turn.messages[-1] == {"role": "user", "content": "Where?"}
+        turn.add({"role": "assistant", "tool_calls": [call("c1")]})
+        assert sum("9 o'clock" in json.dumps(row) for row in turn.messages) == 1
+        turn.add({"role": "tool", "tool_call_id": "c1", "content": "there"})
+        turn.add(ASSISTANT)
+    with memory.turn("a", "And now?") as turn:
+        assert "9 o'clock" not in json.dumps(turn.messages)
+    assert [row.role for row in memory.thread("a")] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+def test_another_system_prompt_is_told_and_not_taken(memory: pycontext.Database) -> None:
+    with memory.turn("a", "Where?", system_prompt="Be brief.") as turn:
+        assert not turn.prompt_differs
+        turn.add(ASSISTANT)
+    with memory.turn("a", "When?", system_prompt="Be long.") as turn:
+        assert turn.prompt_differs
+        assert turn.messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_resuming_a_chat_that_is_not_there_is_an_error(memory: pycontext.Database) -> None:
+    with pytest.raises(pycontext.NoSuchChat):
+        memory.turn("nowhere").__enter__()
+
+
+def test_bad_input_leaves_the_chat_as_it_was(memory: pycontext.Database) -> None:
+    with memory.turn("a", "Where?") as turn:
+        with pytest.raises(pycontext.ToolResultWithoutId):
+            turn.add({"role": "tool", "content": "x"})
+        with pytest.raises(pycontext.BadMessage):
+            turn.add([ASSISTANT, {"role": "nobody", "content": "x"}])
+    with pytest.raises(pycontext.BadProfile):
+        memory.turn("b", "Where?", profile="no-such").__enter__()
+    assert [row.content for row in memory.thread("a")] == ["Where?"]
+    with pytest.raises(pycontext.NoSuchChat):
+        memory.status("b")
+
+
+def test_two_turns_on_one_chat_lose_nothing(memory: pycontext.Database, dsn: str) -> None:
+    with (
+        pycontext.connect(dsn) as other,
+        memory.turn("a", "first tab") as one,
+        other.turn("a", "second tab") as two,
+    ):
+        one.add({"role": "assistant", "content": "to the first"})
+        two.add({"role": "assistant", "content": "to the second"})
+        one.add({"role": "assistant", "content": "more to the first"})
+    assert [row.content for row in memory.thread("a")] == [
+        "first tab",
+        "second tab",
+        "to the first",
+        "to the second",
+        "more to the first",
+    ]
+
+
+def test_a_long_chat_is_compacted_after_the_reply(
+    memory: pycontext.Database, fill: Fill, watched: Any
+) -> None:
+    fill("a", 25)
+    with memory.turn("a", "Anything new?") as turn:
+        assert turn.decision == "summarize"
+        assert watched.requests == []
+        turn.add(ASSISTANT)
+        assert watched.requests == []
+    assert len(watched.requests) == 1
+    status = memory.status("a")
+    assert status.line_origin == "compaction"
+    assert status.window_tokens < status.trigger_tokens
+    with memory.turn("a", "And now?") as turn:
+        assert turn.decision == "none"
+        assert "chat-summary" in json.dumps(turn.messages)
+        assert turn.messages[-1] == {"role": "user", "content": "And now?"}
+    assert len(watched.requests) == 1
+
+
+def test_before_compacts_before_the_block_and_off_never(
+    memory: pycontext.Database, fill: Fill, watched: Any
+) -> None:
+    fill("a", 25)
+    for off in ("off", None):
+        with memory.turn("a", "Anything new?", message_id="u1", compact=off) as turn:
+            assert turn.decision == "summarize"
+    assert watched.requests == []
+    with memory.turn("a", "Anything new?", message_id="u1", compact="before") as turn:
+        assert len(watched.requests) == 1
+        assert turn.decision == "none"
+        assert turn.messages[-1] == {"role": "user", "content": "Anything new?"}
+        assert "chat-summary" in json.dumps(turn.messages)
+
+
+def test_a_failing_summarizer_is_not_the_users_problem(
+    dsn: str, fill: Fill, caplog: pytest.LogCaptureFixture, db: Connection
+) -> None:
+    class Broken:
+        name = "broken"
+
+        def summarize(self, request: SummaryRequest) -> SummaryResult:
+            raise SummarizerFailed("503 from the model", calls=2)
+
+    fill("a", 25)
+    for how in ("after", "before"):
+        caplog.clear()
+        with (
+            caplog.at_level(logging.WARNING, "pycontext"),
+            pycontext.connect(dsn, summarizer=Broken()) as memory,
+            memory.turn("a", "Anything new?", compact=how) as turn,
+        ):
+            assert turn.window_tokens <= turn.token_budget
+            turn.add(ASSISTANT)
+        assert any(record.name == "pycontext" for record in caplog.records)
+    passes = db.execute(
+        "select outcome, reason, calls, trigger from pycontext.pass order by pass_no"
+    ).fetchall()
+    assert passes == [("failed", "503 from the model", 2, how) for how in ("after", "before")]
+    assert db.execute("select count(*) from pycontext.message where kind = 'summary'").fetchone() == (0,)
+
+
+SECOND_PROCESS = """
+import json, sys
+import pycontext
+from pycontext.summarizer.extractive import ExtractiveSummarizer
+
+class Counted:
+    name, calls = "counted", 0
+    def summarize(self, request):
+        self.calls += 1
+        return ExtractiveSummarizer().summarize(request)
+
+counted = Counted()
+with pycontext.connect(summarizer=counted) as memory:
+    with memory.turn("a", sys.argv[1]) as turn:
+        turn.add({"role": "assistant", "content": "fine"})
+        print(json.dumps({"messages": turn.messages, "decision": turn.decision}), flush=True)
+print(json.dumps(counted.calls))
+"""
+
+
+def test_the_next_processes_see_the_line_and_do_not_compute_it_again(
+    memory: pycontext.Database, dsn: str, fill: Fill, watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C8, with processes of their own."""
+    fill("a", 25)
+    with memory.turn("a", "Anything new?") as turn:
+        turn.add(ASSISTANT)
+    assert len(watched.requests) == 1
+    line = next(row for row in memory.window("a") if row.section == "summary")
+    monkeypatch.setenv("PYCONTEXT_DSN", dsn)
+    for number in range(4):
+        done = subprocess.run(
+            [sys.executable, "-c", SECOND_PROCESS, f"turn {number}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seen, calls = (json.loads(text) for text in done.stdout.splitlines())
+        assert {"role": "user", "content": line.content} in seen["messages"]
+        assert calls == 0
+    with memory.turn("a", "last") as turn:
+        assert {"role": "user", "content": "turn 3"} in turn.messages
+    assert len(watched.requests) == 1
