@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -132,14 +133,42 @@ def psql(arguments: Sequence[str] = (), *, dsn: str | None = None) -> int:
 
 
 def _prepare(server: Server) -> None:
-    with psycopg.connect(server.dsn("postgres"), autocommit=True) as conn:
-        if conn.execute("select from pg_database where datname = %s", (DATABASE,)).fetchone() is None:
-            conn.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
+    _ensure_database(server)
+    with psycopg.connect(server.dsn(DATABASE), autocommit=True) as conn:
+        changed = install.schema_state(conn) == "changed"
+    if changed:
+        _set_aside(server)
+        _ensure_database(server)
     with psycopg.connect(server.dsn(DATABASE), autocommit=True) as conn:
         # So that `select * from working_window(...)` works as it stands.
         install.extend_search_path(conn, database=DATABASE)
         if install.schema_state(conn) != "current":
             install.install(conn)
+
+
+def _ensure_database(server: Server) -> None:
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as conn:
+        if conn.execute("select from pg_database where datname = %s", (DATABASE,)).fetchone() is None:
+            conn.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))
+
+
+def _set_aside(server: Server) -> None:
+    """A development version's schema can't be upgraded: its database is kept under another name."""
+    name = f"{DATABASE}_until_{time.strftime('%Y%m%d_%H%M%S', time.gmtime())}"
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as conn:
+        rename = sql.SQL("alter database {} rename to {}")
+        try:
+            conn.execute(rename.format(sql.Identifier(DATABASE), sql.Identifier(name)))
+        except psycopg.errors.ObjectInUse as error:
+            raise EmbeddedUnavailable(
+                "the embedded database was made by a development version and is in use",
+                detail=f"it is in {server.root}",
+                hint="end the other processes that use it, or set PYCONTEXT_DATA_DIR to another folder",
+            ) from error
+    warnings.warn(
+        f"the embedded database was made by a development version; it is kept as {name} on the same server",
+        stacklevel=2,
+    )
 
 
 @dataclass

@@ -186,12 +186,15 @@ def from_psycopg(error: psycopg.Error) -> PycontextError | None:
 
 
 @contextmanager
-def translate() -> Iterator[None]:
-    """Raises the classes of this module in place of the driver's errors; others pass unchanged."""
+def translate(*, missing: bool = True) -> Iterator[None]:
+    """Raises the classes of this module in place of the driver's errors; others pass unchanged.
+
+    missing: whether an object that is not there means that the schema is not installed.
+    """
     try:
         yield
     except psycopg.Error as error:
         mapped = from_psycopg(error)
-        if mapped is None:
+        if mapped is None or (isinstance(mapped, SchemaMissing) and not missing):
             raise
         raise mapped from error

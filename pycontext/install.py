@@ -37,7 +37,7 @@ DISTRIBUTION = "pycontext-pg"
 # Holds installers apart, whatever their version: never change it.
 LOCK_KEY = 7_234_015_113_000_001
 
-SchemaState = Literal["absent", "older", "current", "newer"]
+SchemaState = Literal["absent", "older", "current", "newer", "changed"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def install(conn: psycopg.Connection[Any], folder: Path | None = None) -> None:
     """
     text = build_sql(folder, transaction=False)
     idle = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-    with errors.translate(), conn.transaction():
+    with errors.translate(missing=False), conn.transaction():
         if idle:
             conn.execute("set transaction isolation level read committed")
         kept = [
@@ -147,13 +147,21 @@ def schema_version(conn: psycopg.Connection[Any]) -> str | None:
 
 
 def schema_state(conn: psycopg.Connection[Any], folder: Path | None = None) -> SchemaState:
-    """How the database's schema stands to this code; older means that `install` would change it."""
+    """How the database's schema stands to this code.
+
+    older: `install` would change it. newer: it holds a migration unknown here. changed: a development version
+    ran a migration that reads otherwise now. `install` refuses the last two.
+    """
     if not _has_migration_table(conn):
         return "absent"
-    installed = set(_value(conn, "select coalesce(array_agg(m.name), '{}') from pycontext.migration m"))
-    known = {migration.name for migration in known_migrations(folder)}
-    if installed - known:
+    installed = _value(
+        conn, "select coalesce(json_object_agg(m.name, m.sha256), '{}') from pycontext.migration m"
+    )
+    known = {migration.name: migration.sha256 for migration in known_migrations(folder)}
+    if installed.keys() - known.keys():
         return "newer"
+    if any(known[name] != digest for name, digest in installed.items()):
+        return "changed"
     note = _value(
         conn, "select pg_catalog.obj_description('pycontext.migration'::pg_catalog.regclass, 'pg_class')"
     )

@@ -155,6 +155,25 @@ def test_the_schema_is_brought_up_to_date(folder: Path) -> None:
         assert install.schema_state(conn) == "current"
 
 
+def test_a_development_versions_database_is_kept_aside(folder: Path) -> None:
+    found = start(folder / "dev")
+    with psycopg.connect(found.dsn, autocommit=True) as conn:
+        conn.execute("create table public.precious as select 1 as n")
+        conn.execute("update pycontext.migration set sha256 = 'other'")
+        with pytest.raises(EmbeddedUnavailable, match="in use"):
+            start(folder / "dev")
+    with pytest.warns(UserWarning, match="kept as pycontext_until_"):
+        assert start(folder / "dev") == found
+    with psycopg.connect(found.dsn, autocommit=True) as conn:
+        assert install.schema_state(conn) == "current"
+        row = conn.execute(
+            "select datname from pg_database where datname like 'pycontext_until_%'"
+        ).fetchone()
+        assert row is not None
+    with psycopg.connect(found.dsn.replace("/pycontext?", f"/{row[0]}?")) as conn:
+        assert conn.execute("select n from precious").fetchone() == (1,)
+
+
 def test_psql_is_in_the_wheel(folder: Path) -> None:
     found = start(folder / "psql")
     assert psql(["-X", "-c", "select 1"], dsn=found.dsn) == 0

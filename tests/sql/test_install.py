@@ -251,10 +251,17 @@ def test_a_failed_migration_leaves_nothing(empty_dsn: str, small: Path) -> None:
         assert install.schema_state(conn, small) == "absent"
 
 
+def test_a_mistake_in_the_sql_is_told_as_it_is(empty_dsn: str, small: Path) -> None:
+    (small / "api" / "010_f.sql").write_text("select pycontext.g();\n")
+    with psycopg.connect(empty_dsn) as conn, pytest.raises(psycopg.errors.UndefinedFunction):
+        install.install(conn, small)
+
+
 def test_a_changed_migration_is_refused(empty_dsn: str, small: Path) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         install.install(conn, small)
         (small / "migrations" / "001_a.sql").write_text("create table pycontext.t (n bigint);\n")
+        assert install.schema_state(conn, small) == "changed"
         with pytest.raises(SchemaTooNew) as caught:
             install.install(conn, small)
         assert "001_a" in (caught.value.detail or "")
