@@ -14,14 +14,6 @@ _KEY_NAME = (
 )
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    # private key blocks, also cut ones
-    (
-        re.compile(
-            r"-----BEGIN (?P<kind>[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?)-----[\s\S]{0,20000}?"
-            r"(?:-----END (?P=kind)-----|(?=\n\s*\n)|\Z)"
-        ),
-        f"-----BEGIN \\g<kind>----- {MASK}",
-    ),
     # keys known by their shape
     (re.compile(r"(?<![A-Za-z0-9])sk-(?:ant-|proj-|or-|live-|test-|svcacct-)?[A-Za-z0-9_-]{8,}"), MASK),
     (re.compile(r"(?<![A-Za-z0-9])(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{8,}"), MASK),
@@ -92,6 +84,9 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
 )
 
+_PRIVATE_KEY = re.compile(r"-----BEGIN ([A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?)-----")
+_KEY_SIZE = 20_000
+
 _CHUNK = 200_000
 
 
@@ -108,7 +103,29 @@ def mask(text: str) -> str:
     return "".join((*parts, _masked(text)))
 
 
+def _without_private_keys(text: str) -> str:
+    """`text` with the bodies of private keys masked, also of keys whose end is missing."""
+    parts = []
+    start = 0
+    for begin in _PRIVATE_KEY.finditer(text):
+        if begin.start() < start:
+            continue
+        end_line = f"-----END {begin[1]}-----"
+        end = text.find(end_line, begin.end(), begin.end() + _KEY_SIZE)
+        if end < 0:
+            blank = text.find("\n\n", begin.end(), begin.end() + _KEY_SIZE)
+            following = text.find("-----BEGIN ", begin.end(), begin.end() + _KEY_SIZE)
+            end = min((at for at in (blank, following) if at >= 0), default=begin.end() + _KEY_SIZE)
+        else:
+            end += len(end_line)
+        parts += [text[start : begin.end()], f" {MASK}"]
+        start = end
+    return "".join((*parts, text[start:])) if parts else text
+
+
 def _masked(text: str) -> str:
+    if "PRIVATE KEY" in text:
+        text = _without_private_keys(text)
     for pattern, replacement in _PATTERNS:
         try:
             text = pattern.sub(replacement, text)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from pycontext import values
 from pycontext.clean import clean_text
 from pycontext.masking import mask
 
@@ -28,8 +29,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _FENCE = re.compile(
     r"[<＜][\\/\s]*(?:memory[-_ ]context|(?:conversation|context|chat|running)[-_ ]summary|turn[-_ ]context"
-    r"|system[-_ ]note"
-    r"|transcript)\b[^<>＞]{0,200}[>＞]?",
+    r"|system[-_ ]note|transcript\b)[^<>＞]{0,200}[>＞]?",
     re.IGNORECASE,
 )
 _SEQ = re.compile(r"[(（\[]?#\d+(?:\s*[–—,-]\s*#\d+)*[)）\]]?:?")
@@ -70,6 +70,7 @@ _NOTHING = frozenset(
     ]
 ) | {"not applicable", "no active task", "none.", "(none)", "нет активной задачи"}
 _EXACT = re.compile(r"\d|https?://|\S@\S+\.\S|[\w.-]+/[\w.-]+/|\b[\w-]+\.[a-z]{1,4}\b")
+_PLACE = re.compile(r"#\d+[^:\d]{0,30}:")
 _READ = frozenset({"read", "прочитан", "已读", "読んだ", "읽음"})
 """Words after ` — ` in an artifact that say the file was only looked at."""
 
@@ -240,12 +241,13 @@ def merge(previous: Summary | None, segment: Summary, max_tokens: int, count: Co
     Lists are joined oldest first; of two tellings of one thing the newer stands; a pending item that the
     segment tells as resolved is pending no more; the active task is the segment's. What is over the limit
     goes in this order: oldest prose (notes, resolved, decisions, pending, then outcomes and files only
-    read), items without exact values before those with them; then the oldest facts and artifacts. The
-    newest prose, up to a fifth of the limit, goes last of all. Secrets are masked, tags of fences taken
-    out. Deterministic; never empty where the input was not.
+    read), items without exact values before those with them; then facts are told as their values alone, then
+    the oldest facts and artifacts go. The newest changed files, up to two fifths of the limit, and the newest
+    prose, up to a fifth, go last of all. Secrets are masked, tags of fences taken out. Deterministic; never
+    empty where the input was not.
     """
-    before = (previous or Summary()).map(_safe)
-    after = segment.map(_safe)
+    before = _safe(previous or Summary())
+    after = _safe(segment)
     if before.notes and before.notes in after.notes:
         after = replace(after, notes=_without(after.notes, before.notes))
     settled = [key(item) for item in after.resolved]
@@ -265,23 +267,19 @@ def merge(previous: Summary | None, segment: Summary, max_tokens: int, count: Co
 
 def fit(summary: Summary, max_tokens: int, count: Count) -> Summary:
     """`summary` within `max_tokens`, trimmed in the order `merge` states."""
-    entries = _entries(summary, count)
-    total = size(summary, count)
-    if total <= max_tokens:
+    if size(summary, count) <= max_tokens:
         return summary
-    kept = set(range(len(entries)))
-    left = {name: sum(entry.field == name for entry in entries) for name in (*LISTS, "notes", "active_task")}
-    for place in _trim_order(entries, max_tokens):
-        if total <= max_tokens or len(kept) == 1:
-            break
-        entry = entries[place]
-        kept.discard(place)
-        left[entry.field] -= 1
-        total -= entry.tokens + (0 if left[entry.field] else HEADING_TOKENS)
-    result = _rebuilt([entries[place] for place in sorted(kept)])
-    if size(result, count) <= max_tokens:
-        return result
-    return _cut(result, max_tokens, count)
+    trimmed = _Trimmed(_entries(summary, count), max_tokens, count)
+    order, spared = trimmed.order()
+    for place in order:
+        if _rank(trimmed.entries[place]) < _FIRST_VALUE:
+            trimmed.drop(place)
+    for place in (*order, *spared):
+        trimmed.shorten(place)
+    for place in (*order, *spared):
+        trimmed.drop(place)
+    result = trimmed.summary()
+    return result if size(result, count) <= max_tokens else _cut(result, max_tokens, count)
 
 
 def validate(summary: Summary, max_tokens: int | None = None, count: Count | None = None) -> str | None:
@@ -332,7 +330,8 @@ _ERROR = re.compile(
 _REFUSAL = re.compile(
     r"\W*(?:(?:i'?m |i am )?(?:sorry|afraid)\b.{0,40}\b(?:can(?:no|')t|unable|not able)|i (?:can(?:no|')t"
     r"|am unable to)\b"
-    r"|as an ai\b|(?:извините|к сожалению)\b.{0,40}\bне (?:могу|в состоянии)|(?:抱歉|对不起).{0,20}(?:无法|不能)"
+    r"|as an ai\b|(?:извините|к сожалению)\b.{0,40}\bне (?:могу|в состоянии)"
+    r"|(?:抱歉|对不起).{0,20}(?:无法|不能)"
     r"|申し訳.{0,20}(?:できません))",
     re.IGNORECASE,
 )
@@ -342,13 +341,11 @@ _PLACEHOLDER = re.compile(
 )
 
 
-def _safe(text: str) -> str:
-    """A stored or a new text as it may be stored again: masked, no fence tags; lines of notes stay lines."""
-    text = mask(_strip_fences(tidy(text)))
-    if "\n" not in text:
-        return plain(text)
-    lines = (" ".join(line.split()) for line in text.split("\n"))
-    return "\n".join(line for line in lines if line)
+def _safe(summary: Summary) -> Summary:
+    """A summary as it may be stored: masked, no fence tags; the lines of notes stay lines."""
+    masked = summary.map(lambda text: mask(_strip_fences(tidy(text))))
+    lines = (" ".join(line.split()) for line in masked.notes.split("\n"))
+    return replace(masked.map(plain), notes="\n".join(line for line in lines if line))
 
 
 @dataclass(frozen=True)
@@ -358,6 +355,84 @@ class _Entry:
     tokens: int
     age: float
     """0 oldest, 1 newest of its list."""
+
+
+_FIRST_VALUE = 11
+"""The lowest rank of what is no prose: facts and artifacts."""
+
+
+class _Trimmed:
+    """Entries of a summary that give way one by one until the rest fits."""
+
+    def __init__(self, entries: list[_Entry], max_tokens: int, count: Count) -> None:
+        self.entries = entries
+        self.max_tokens = max_tokens
+        self.count = count
+        self.kept = set(range(len(entries)))
+        self.left = {
+            name: sum(entry.field == name for entry in entries) for name in (*LISTS, "notes", "active_task")
+        }
+        self.total = sum(entry.tokens for entry in entries) + HEADING_TOKENS * sum(
+            map(bool, self.left.values())
+        )
+
+    def order(self) -> tuple[list[int], list[int]]:
+        """What goes, the first to go first; and what goes after all of that: newest files and newest prose."""
+        places = range(len(self.entries))
+        order = sorted(places, key=lambda at: (_rank(self.entries[at]), self.entries[at].age, at))
+        files = [at for at in order if _is_changed_file(self.entries[at])]
+        prose = [
+            at
+            for at in order
+            if _rank(self.entries[at]) < _FIRST_VALUE and self.entries[at].field != "artifacts"
+        ]
+        spared = self._newest(files, self.max_tokens * 2 // 5) | self._newest(prose, self.max_tokens // 5)
+        return [at for at in order if at not in spared], [at for at in order if at in spared]
+
+    def _newest(self, places: Sequence[int], room: int) -> set[int]:
+        """The newest of `places` that fit into `room` tokens together, in their short form."""
+        found: set[int] = set()
+        for at in sorted(places, key=lambda at: (-self.entries[at].age, -_rank(self.entries[at]), at)):
+            room -= item_tokens(_shorter(self.entries[at]), self.count)
+            if room < 0:
+                break
+            found.add(at)
+        return found
+
+    def drop(self, place: int) -> None:
+        """Leave an entry out, unless the rest fits or it is the last one."""
+        if self.total <= self.max_tokens or len(self.kept) == 1 or place not in self.kept:
+            return
+        entry = self.entries[place]
+        self.kept.discard(place)
+        self.left[entry.field] -= 1
+        self.total -= entry.tokens + (0 if self.left[entry.field] else HEADING_TOKENS)
+
+    def shorten(self, place: int) -> None:
+        """Tell a fact or a file in fewer words, unless the rest fits."""
+        entry = self.entries[place]
+        if (
+            self.total <= self.max_tokens
+            or place not in self.kept
+            or entry.field not in ("facts", "artifacts")
+        ):
+            return
+        text = _shorter(entry)
+        tokens = item_tokens(text, self.count)
+        if tokens < entry.tokens:
+            self.total += tokens - entry.tokens
+            self.entries[place] = replace(entry, text=text, tokens=tokens)
+
+    def summary(self) -> Summary:
+        """What is left."""
+        entries = [self.entries[place] for place in sorted(self.kept)]
+        lists = {name: tuple(entry.text for entry in entries if entry.field == name) for name in LISTS}
+        task = next((entry.text for entry in entries if entry.field == "active_task"), None)
+        return Summary(
+            **lists,
+            active_task=task,
+            notes="\n".join(entry.text for entry in entries if entry.field == "notes"),
+        )
 
 
 def _entries(summary: Summary, count: Count) -> list[_Entry]:
@@ -378,33 +453,35 @@ def _entries(summary: Summary, count: Count) -> list[_Entry]:
 
 def _rank(entry: _Entry) -> int:
     """Lower goes first."""
-    exact = bool(_EXACT.search(_SEQ.sub("", entry.text)))
+    if entry.field == "active_task":
+        return 20
     if entry.field == "artifacts":
         if " → " in entry.text:
             return 4
         return 5 if _is_read(entry.text) else 12
-    return {"notes": 0, "resolved": 1, "decisions": 2, "pending": 3, "facts": 12, "active_task": 20}[
-        entry.field
-    ] + (5 if exact and entry.field in ("notes", "resolved", "decisions", "pending") else 0)
+    exact = bool(_EXACT.search(_SEQ.sub("", entry.text)))
+    if entry.field == "facts":
+        return 12 if exact else _FIRST_VALUE
+    return {"notes": 0, "resolved": 1, "decisions": 2, "pending": 3}[entry.field] + (5 if exact else 0)
 
 
-def _trim_order(entries: Sequence[_Entry], max_tokens: int) -> list[int]:
-    order = sorted(range(len(entries)), key=lambda at: (_rank(entries[at]), entries[at].age, at))
-    spared: set[int] = set()
-    room = max_tokens // 5
-    prose = [at for at in range(len(entries)) if _rank(entries[at]) < 12 and entries[at].field != "artifacts"]
-    for at in sorted(prose, key=lambda at: (-entries[at].age, -_rank(entries[at]), at)):
-        if entries[at].tokens > room:
-            break
-        room -= entries[at].tokens
-        spared.add(at)
-    return [at for at in order if at not in spared] + [at for at in order if at in spared]
+def _is_changed_file(entry: _Entry) -> bool:
+    """True for an artifact that is neither an outcome, nor a file only read, nor an id or URL (`name=value`, `://`)."""
+    name = entry.text.partition(" — ")[0]
+    return entry.field == "artifacts" and _rank(entry) == 12 and "://" not in name and "=" not in name
 
 
-def _rebuilt(entries: Sequence[_Entry]) -> Summary:
-    lists = {name: tuple(entry.text for entry in entries if entry.field == name) for name in LISTS}
-    task = next((entry.text for entry in entries if entry.field == "active_task"), None)
-    return Summary(**lists, active_task=task, notes="\n".join(e.text for e in entries if e.field == "notes"))
+def _shorter(entry: _Entry) -> str:
+    """A fact as its place and its values alone; a changed file without the place of the change."""
+    if entry.field == "artifacts":
+        is_file = " — " in entry.text and " → " not in entry.text and not _is_read(entry.text)
+        return re.sub(r" \(#\d+\)$", "", entry.text) if is_file else entry.text
+    place = _PLACE.match(entry.text)
+    if entry.field != "facts" or place is None:
+        return entry.text
+    told = entry.text[place.end() :]
+    kept = [value for value in values.find(told) if value.is_strong or len(told) < 40]
+    return f"{place[0]} {values.bare(kept)}" if kept else entry.text
 
 
 def _cut(summary: Summary, max_tokens: int, count: Count) -> Summary:
@@ -427,7 +504,8 @@ def _join(older: Iterable[str], newer: Iterable[str], name: Callable[[str], str]
         this = name(text) or text
         was = found.pop(this, None)
         found[this] = was if was and _is_read(text) and not _is_read(was) and " → " not in text else text
-    keys = list(found)
+    # what a newer item tells whole goes; a file is not told by a command that names it
+    keys = [] if name is artifact_key else list(found)
     inside = {
         small
         for at, small in enumerate(keys)
@@ -447,7 +525,12 @@ def _without(text: str, part: str) -> str:
 
 
 def _strip_fences(text: str) -> str:
-    return _FENCE.sub(" ", text)
+    """`text` without tags of fences, also those that come about when a tag inside one is taken out."""
+    for _ in range(5):
+        text, times = _FENCE.subn(" ", text)
+        if not times:
+            return text
+    return text.replace("<", "‹").replace("＜", "‹")
 
 
 def _strings(value: object) -> tuple[str, ...]:

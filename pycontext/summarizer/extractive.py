@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from pycontext import values
 from pycontext.masking import mask
-from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult, ledger, values, wording
+from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult, ledger, wording
 from pycontext.summary import (
     LISTS,
     Count,
@@ -29,7 +30,7 @@ from pycontext.summary import (
 _LONG = 2500
 """A message longer than this is taken for pasted material: only its edges are read for values."""
 
-_SHARES = {"facts": 0.34, "files": 0.20, "decisions": 0.12, "turns": 0.22, "outcomes": 0.12}
+_SHARES = {"files": 0.40, "facts": 0.30, "decisions": 0.10, "turns": 0.16, "outcomes": 0.10}
 """How the limit is divided at first; what one leaves over, the others take in this order."""
 
 
@@ -108,7 +109,7 @@ class _Chat:
         speech = [self.text[row.seq] for row in rows if row.role == "user"]
         speech += [self.text[row.seq] for row in rows if row.role == "assistant"][:50]
         self.labels = wording.LABELS[wording.language(speech)]
-        self.focus = {word for word in key(request.focus or "").split() if len(word) > 2}
+        self.focus = _focus_words(request.focus or "")
         self.turns = _turns(rows, self.text)
         self.ledger = ledger.read(rows)
         self.file_tails = {
@@ -124,11 +125,11 @@ class _Chat:
         room = _Room(self.request.count, limit - (item_tokens(task, self.request.count) + 8 if task else 0))
         decisions = self._decisions()
         strong, weak = self._facts(int(limit * _SHARES["facts"]))
-        files, reads = self._files()
+        files, reads = self._files(int(limit * _SHARES["files"]))
         room.take((item for item in decisions if item.order == 0), limit // 4)
         groups: dict[str, Sequence[_Item]] = {
-            "facts": self._focused(strong),
             "files": self._focused(files),
+            "facts": self._focused(strong),
             "decisions": self._focused(decisions),
         }
         for name, items in groups.items():
@@ -167,7 +168,7 @@ class _Chat:
             left = [value for value in found if value.is_strong and key(value.text) not in named]
             if left:
                 facts.append(_Item("facts", row.seq, self._fact(row, line, left, 25)))
-        files, _ = self._files()
+        files, _ = self._files(limit // 5)
         decisions = [item for item in self._decisions() if item.order == 0]
         room.take(decisions, limit // 10)
         room.take(files, limit // 5)
@@ -192,7 +193,7 @@ class _Chat:
     def _focused(self, items: Sequence[_Item]) -> Sequence[_Item]:
         if not self.focus:
             return items
-        return sorted(items, key=lambda item: not self.focus & set(key(item.text).split()))
+        return sorted(items, key=lambda item: not any(word in key(item.text) for word in self.focus))
 
     def _any_text(self, row: SourceMessage) -> str:
         text = self.text.get(row.seq) or mask(row.text[:2000])
@@ -369,7 +370,7 @@ class _Chat:
             line = plain(text) if len(text) <= _LONG else plain(text[:900]) + " … " + plain(text[-600:])
             found = [value for value in values.find(line, 60) if not self._is_in_ledger(value)]
             if len(line) > 600:  # pasted material: its own values matter less than what was said about it
-                found = [value for value in found if value.is_strong and value.kind != "number"][:10]
+                found = [value for value in found if value.is_strong and value.kind != "number"][:6]
             return line, found[:30]
         line = plain(wording.without_code(text[:20_000]))
         kinds = {"email", "uuid", "phone", "id", "url"}
@@ -378,10 +379,14 @@ class _Chat:
 
     def _is_in_ledger(self, value: values.Value) -> bool:
         """True for a path that the files of the range name anyway."""
-        return value.kind == "path" and value.text.rstrip("/") in self.file_tails
+        if not value.kind.endswith("path"):
+            return False
+        name = value.text.rstrip("/")
+        tails = (name[at + 1 :] for at, char in enumerate(name) if char == "/")
+        return name in self.file_tails or any(tail in self.ledger.files for tail in tails)
 
     def _fact(self, row: SourceMessage, line: str, found: Sequence[values.Value], radius: int) -> str:
-        if not radius:
+        if not radius and len(line) > 40:
             label = "" if row.role == "user" else f" {self.labels.assistant}"
             return f"#{row.seq}{label}: {values.bare(found)}"
         whole = max(60, radius * 2)
@@ -452,11 +457,18 @@ class _Chat:
             break
         return told
 
-    def _files(self) -> tuple[list[_Item], list[_Item]]:
-        """Files changed, then URLs and ids, newest first; and what was only read."""
+    def _files(self, share: int) -> tuple[list[_Item], list[_Item]]:
+        """Files changed, then ids and URLs, newest first; and what was only read.
+
+        Where there are more files than `share` takes, they are named shorter rather than left out.
+        """
         files = sorted(self.ledger.files.values(), key=lambda file: -file.seq)
-        changed = [self._file(file) for file in files if file.act != "read"]
-        reads = [self._file(file) for file in files if file.act == "read"]
+        changed: list[_Item] = []
+        for detail in (2, 1, 0):
+            changed = [self._file(file, detail) for file in files if file.act != "read"]
+            if self._cost(changed, share) <= share:
+                break
+        reads = [self._file(file, 2) for file in files if file.act == "read"]
         others = [*self.ledger.ids.values(), *self.ledger.urls.values()]
         named = [
             _Item("artifacts", one.seq, plain(mask(f"{clip(one.name, 160)} (#{one.seq})")))
@@ -464,8 +476,8 @@ class _Chat:
         ]
         return changed + named, reads
 
-    def _file(self, file: ledger.Touched) -> _Item:
-        return _Item("artifacts", file.seq, plain(mask(ledger.file_line(file, self.labels))))
+    def _file(self, file: ledger.Touched, detail: int) -> _Item:
+        return _Item("artifacts", file.seq, plain(mask(ledger.file_line(file, self.labels, detail))))
 
     def _outcomes(self) -> list[_Item]:
         """Failed calls and calls without a result first, then the newest of each kind of call."""
@@ -490,6 +502,19 @@ class _Chat:
             else:
                 found.append(_Item("artifacts", call.seq, text, 1 if call.is_error and at < 40 else 2))
         return sorted(found, key=lambda item: (item.order, -item.seq))
+
+
+def _focus_words(focus: str) -> frozenset[str]:
+    """Words of the focus long enough to mean something; of scripts without spaces, pairs of characters."""
+    words = key(focus).split()
+    spaced = {word for word in words if len(word) > 3 and word.isascii()}
+    other = [word for word in words if not word.isascii()]
+    long = {word[:-1] if len(word) > 5 else word for word in other if ord(word[0]) < 0x2E80 and len(word) > 3}
+    return frozenset(
+        spaced
+        | long
+        | {word[at : at + 2] for word in other if ord(word[0]) >= 0x2E80 for at in range(len(word) - 1)}
+    )
 
 
 def _is_code(value: values.Value) -> bool:

@@ -327,14 +327,16 @@ def outcome_line(call: Call, labels: Labels, limit: int = 100) -> str:
     return f"{call.tool}{' ' if argument else ''}{argument} → {clip(result, limit)} (#{call.seq})"
 
 
-def file_line(file: Touched, labels: Labels) -> str:
-    """One file and what was done to it."""
+def file_line(file: Touched, labels: Labels, detail: int = 2) -> str:
+    """One file; with detail 1 what was done to it, with 2 where too."""
     act = {"edited": labels.edited, "written": labels.written, "deleted": labels.deleted}.get(
         file.act, labels.read
     )
     if file.is_failed:
         act = f"{act}: {labels.failed}"
-    return f"{file.name} — {act} (#{file.seq})"
+    if not detail and file.act != "deleted" and not file.is_failed:
+        return file.name
+    return f"{file.name} — {act}" + (f" (#{file.seq})" if detail == 2 else "")
 
 
 def _calls(messages: Sequence[SourceMessage]) -> list[Call]:

@@ -89,6 +89,8 @@ def parse(text: str, *, takes_prose: bool) -> Summary:
         raise Unusable("the answer is not the JSON object that was asked for")
     else:
         summary = _headings(text)
+        if summary.is_empty:
+            raise Unusable("the answer holds headings only")
         prose = not any(summary.items(name) for name in LISTS)
         if prose and not takes_prose and not validate(summary):
             raise Unusable("the answer is not the JSON object that was asked for")

@@ -63,7 +63,7 @@ _QUANTITY = re.compile(
     r"(?i)^\d+(?:ms|s|m|h|d|k|g|px|pt|kb|mb|gb|tb|kg|km|cm|mm|am|pm|fps|hz|khz|mhz|ghz|w|kw|v)$"
 )
 _ORDINARY = re.compile(
-    r"(?i)^(?:[a-z]{2,20}\d|\d{1,2}(?:st|nd|rd|th|px|x|d)|[a-z]\d?|h[1-6]|utf-?8|mp[34]|k8s|i18n|l10n|2d|3d"
+    r"(?i)^(?:(?-i:[A-Z]?[a-z]{2,20}\d)|\d{1,2}(?:st|nd|rd|th|px|x|d)|[a-z]\d?|h[1-6]|utf-?8|mp[34]|k8s|i18n|l10n|2d|3d"
     r"|web3)$"
 )
 
