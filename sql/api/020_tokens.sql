@@ -146,7 +146,8 @@ comment on function pycontext._estimate_wide(text) is
 revoke execute on function pycontext._estimate_wide(text) from public;
 
 -- Tokens of a text, high by about 10 to 25 percent in prose, code and data, so that it is hardly ever low.
--- Null and '' take none. Low only for random letters of a script other than Latin, Cyrillic or Han, by up to half.
+-- Null and '' take none. Low, by up to a quarter, in a few languages of Latin letters (Irish, Welsh, Uzbek, Basque), and by up to
+-- half for letters that make no words in scripts other than Latin, Cyrillic and Han.
 create or replace function pycontext.estimate_tokens(text text)
 returns integer
 language plpgsql immutable parallel safe

@@ -53,6 +53,13 @@ def test_never_grossly_under_on_generated_texts(db: Connection) -> None:
     assert not low, "short texts, tokens too low: " + ", ".join(low)
 
 
+def test_how_low_it_is_where_nothing_is_promised(db: Connection) -> None:
+    rows = bench.measure(db, bench.unpromised())
+    assert rows
+    low = [f"{row.name} {row.worst:.2f}" for row in rows if row.worst < 0.4]
+    assert not low, "estimate / count: " + ", ".join(low)
+
+
 def test_close_where_it_matters(db: Connection) -> None:
     most = {
         "code (Python)": 0.20,
@@ -92,7 +99,8 @@ def test_safe_and_close_on_real_messages(db: Connection, shared_data: Path) -> N
         assert row.under <= 0.01, row
         assert row.over < 0.30, row
         assert row.worst > 0.8, row
-        assert row.short_slack >= -2, row
+        # One short Russian message (place names, 20 tokens) misses 2 tokens + 10%, by one.
+        assert row.short_slack >= -1, row
 
 
 @pytest.mark.real
