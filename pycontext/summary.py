@@ -266,11 +266,18 @@ def merge(previous: Summary | None, segment: Summary, max_tokens: int, count: Co
 
 
 def fit(summary: Summary, max_tokens: int, count: Count) -> Summary:
-    """`summary` within `max_tokens`, trimmed in the order `merge` states."""
+    """`summary` within `max_tokens`, trimmed in the order `merge` states.
+
+    Where artifacts take more than two fifths, changed files lose their `#seq` before anything goes.
+    """
     if size(summary, count) <= max_tokens:
         return summary
     trimmed = _Trimmed(_entries(summary, count), max_tokens, count)
     order, spared = trimmed.order()
+    artifacts = [place for place, entry in enumerate(trimmed.entries) if entry.field == "artifacts"]
+    if sum(trimmed.entries[place].tokens for place in artifacts) > max_tokens * 2 // 5:
+        for place in artifacts:
+            trimmed.shorten(place)
     for place in order:
         if _rank(trimmed.entries[place]) < _FIRST_VALUE:
             trimmed.drop(place)
@@ -377,7 +384,7 @@ class _Trimmed:
         )
 
     def order(self) -> tuple[list[int], list[int]]:
-        """What goes, the first to go first; and what goes after all of that: newest files and newest prose."""
+        """What goes, in order; and what goes after all of that: the newest files and the newest prose."""
         places = range(len(self.entries))
         order = sorted(places, key=lambda at: (_rank(self.entries[at]), self.entries[at].age, at))
         files = [at for at in order if _is_changed_file(self.entries[at])]

@@ -92,7 +92,7 @@ def share(text: str, pattern: str) -> float:
     return len(re.findall(pattern, text)) / letters
 
 
-@pytest.mark.parametrize("limit", [200, 500, 2000])
+@pytest.mark.parametrize("limit", [200, 1000])
 @pytest.mark.parametrize("file", FILES)
 def test_every_conversation(file: str, limit: int) -> None:
     for conversation in conversations(file):

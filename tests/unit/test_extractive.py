@@ -346,7 +346,7 @@ messages = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(messages, max_size=12), st.integers(60, 800))
 def test_any_chat_gives_a_bounded_summary_or_a_reason(rows: list[SourceMessage], limit: int) -> None:
     rows = [row.__class__(**{**row.__dict__, "seq": at}) for at, row in enumerate(rows, 1)]
