@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import asdict
 from enum import Enum
@@ -35,6 +36,8 @@ def run() -> int:
         # A terminal without a character prints '?' instead of ending the command.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    # What the library logs of a failed pass, a command prints itself.
+    logging.getLogger("pycontext").addHandler(logging.NullHandler())
     try:
         app(prog_name="pycontext")
     except SystemExit as stop:
@@ -115,14 +118,14 @@ def install(
 
 @app.command()
 def sql() -> None:
-    """Print the SQL text that installs the schema, for psql or any migration tool."""
+    """Print the SQL text that installs the schema. It is for psql, or any migration tool."""
     with reported():
         sys.stdout.write(installer.build_sql())
 
 
 @app.command()
 def status(dsn: Dsn = None, as_json: Json = False) -> None:
-    """What is wrong with this installation, one finding a line, and what to do about each."""
+    """Say what is wrong, and what to do about each finding."""
     with reported(), _connection(dsn) as conn:
         version = installer.schema_version(conn)
         findings = _rows(conn, "status")
@@ -146,7 +149,7 @@ def chats(
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many chats, the newest.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """List the chats: messages, tokens against the budget, the newest line, which are over budget."""
+    """List the newest chats, and which are over budget."""
     with reported(), _connection(dsn) as conn:
         rows = _rows(conn, "chats", max_rows=limit)
         if as_json:
@@ -185,7 +188,7 @@ def thread(
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many rows, the newest.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """The conversation as a person scrolls it, newest last, with the lines drawn across it."""
+    """Show a conversation, newest last, with its lines drawn across it."""
     with reported(), pycontext.connect(target.find(dsn).dsn) as db:
         rows = db.thread(chat, before_seq=before, max_rows=limit)
         if as_json:
@@ -212,7 +215,7 @@ def window(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What the model reads now: sections, rows and tokens, and a bar of them against the budget."""
+    """Show what the model reads, and a bar of it against the budget."""
     with reported(), pycontext.connect(target.find(dsn).dsn) as db:
         rows = db.window(chat, budget, as_of)
         limit = budget if budget is not None else db.status(chat).token_budget
@@ -251,7 +254,7 @@ def compact(
         ),
     ] = None,
 ) -> None:
-    """Summarize now what may be cut, whether or not the chat is over its trigger, and say what was saved."""
+    """Summarize now what may be cut, and say what was saved."""
     with reported(), pycontext.connect(target.find(dsn).dsn) as db:
         done = db.compact(chat, budget, focus, _summarizer(summarizer))
         show.a_pass(out(), done)
@@ -268,7 +271,7 @@ def start_over(
         typer.Option("--note", metavar="TEXT", help="All that the model will read of what is above."),
     ] = None,
 ) -> None:
-    """Draw a line under the chat: nothing above it reaches the model any more. Nothing is deleted."""
+    """Draw a line: the model reads nothing above it. Nothing is deleted."""
     with reported(), pycontext.connect(target.find(dsn).dsn) as db:
         line = db.start_over(chat, note)
         out().print(f"started over after #{line.seq}; the thread still shows what is above")
@@ -277,7 +280,7 @@ def start_over(
 @app.command(name="import")
 def import_(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help='JSONL of {"id"?, "messages": […]}, - is stdin.')
+        list[Path], typer.Argument(metavar="FILE", help='JSONL of {"id"?, "messages": […]}, - is stdin.')
     ],
     dsn: Dsn = None,
     chat_id: Annotated[
@@ -291,7 +294,7 @@ def import_(
         str | None, typer.Option("--profile", metavar="NAME", help="The profile of chats that are new.")
     ] = None,
 ) -> None:
-    """Import conversations in OpenAI chat format, each one whole or not at all. Twice is harmless."""
+    """Import conversations in OpenAI chat format. Each comes whole or not at all; twice is harmless."""
     from pycontext.cli.importing import import_files
 
     with reported():
@@ -315,17 +318,18 @@ def demo(
             help="Where the real session is. Default: ../shared/data, if it is there.",
         ),
     ] = None,
+    is_short: Annotated[bool, typer.Option("--short", help="Without the real session.")] = False,
 ) -> None:
-    """Replay a long agent session turn by turn, compact it when the plan says so, and show its window."""
+    """Replay a long agent session turn by turn, and compact it. It ends in its window, as SQL."""
     from pycontext.demo.run import Demo
 
     with reported():
-        Demo(target.find(dsn), budget, data).run()
+        Demo(target.find(dsn), budget, data, is_short=is_short).run()
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def psql(context: typer.Context, dsn: Dsn = None) -> None:
-    """Open psql on the database; what follows goes to psql: pycontext psql -c 'select …'."""
+    """Open psql on the database. What follows goes to psql: pycontext psql -c 'select …'."""
     from pycontext.embedded import psql as open_psql
 
     with reported():

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
+from psycopg.rows import tuple_row
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import pycontext
@@ -54,7 +56,7 @@ def import_files(
 
 
 def import_conversation(
-    conn: psycopg.Connection[object],
+    conn: psycopg.Connection[Any],
     db: Database,
     conversation: Conversation,
     *,
@@ -70,8 +72,9 @@ def import_conversation(
             profile=profile,
             metadata=conversation.metadata or None,
         )
-        row = conn.execute(query("newest_seq"), {"chat_id": conversation.chat_id}).fetchone()
-        newest: int = row[0] if row else 0  # type: ignore[index]
+        with conn.cursor(row_factory=tuple_row) as cursor:
+            row = cursor.execute(query("newest_seq"), {"chat_id": conversation.chat_id}).fetchone()
+        newest = row[0] if row else 0
         for start in range(0, len(conversation.messages), _BATCH):
             batch = conversation.messages[start : start + _BATCH]
             stored = db.append(conversation.chat_id, list(batch))
@@ -83,7 +86,7 @@ def import_conversation(
 
 @dataclass
 class _Job:
-    conn: psycopg.Connection[object]
+    conn: psycopg.Connection[Any]
     db: Database
     path: Path
     profile: str | None

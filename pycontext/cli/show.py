@@ -74,16 +74,17 @@ def line_text(row: ThreadRow) -> str:
     return f"summary of #{first}–#{last}" if first is not None else f"summary up to #{last}"
 
 
-def thread(console: Console, rows: Sequence[ThreadRow]) -> None:
-    """A conversation as a person scrolls it, newest last, each line drawn as a rule across it."""
+def thread(console: Console, rows: Sequence[ThreadRow], summary_lines: int = 8) -> None:
+    """A conversation as a person scrolls it, newest last, each line drawn as a rule across it.
+
+    summary_lines: how much of a summary's text is shown under its rule.
+    """
     width = max((len(f"#{row.seq}") for row in rows), default=2)
     for row in rows:
         if row.kind == "summary":
             style = "bold red" if row.origin == "reset" else "bold yellow"
             console.print(_rule(console, line_text(row), style))
-            text = preview(row.content)
-            if text:
-                console.print(Text(f"  {text}", style="yellow"), no_wrap=True, overflow="ellipsis")
+            _summary_text(console, row.content, summary_lines)
             continue
         line = Text()
         line.append(f"#{row.seq}".rjust(width), style="bold")
@@ -95,16 +96,32 @@ def thread(console: Console, rows: Sequence[ThreadRow]) -> None:
         console.print(line, no_wrap=True, overflow="ellipsis")
 
 
-def window(console: Console, rows: Sequence[WindowRow], token_budget: int, title: str) -> None:
-    """What the model reads: a bar of the sections against the budget, then every row."""
+def _summary_text(console: Console, content: Any, limit: int) -> None:
+    text = content if isinstance(content, str) else preview(content)
+    lines = [visible(line) for line in text.splitlines() if line.strip()]
+    for line in lines[:limit]:
+        console.print(Text(f"  {line}", style="yellow"), no_wrap=True, overflow="ellipsis")
+    if len(lines) > limit:
+        console.print(f"  … {number(len(lines) - limit)} more lines", style="bright_black")
+
+
+def window(
+    console: Console, rows: Sequence[WindowRow], token_budget: int, title: str, max_rows: int | None = None
+) -> None:
+    """What the model reads: a bar of the sections against the budget, then the rows (the outer max_rows)."""
     used = sum(row.tokens for row in rows)
     console.print(Text(visible(title), style="bold"), no_wrap=True, overflow="ellipsis")
     share = f"{used / token_budget:.0%}" if token_budget else "–"
     console.print(f"{number(used)} of {number(token_budget)} tokens ({share}), {number(len(rows))} rows")
     budget_bar(console, rows, token_budget)
     width = max((len(f"#{row.seq}") for row in rows if row.seq is not None), default=2)
+    hidden = _hidden(len(rows), max_rows)
     previous = None
-    for row in rows:
+    for index, row in enumerate(rows):
+        if index in hidden:
+            if index == hidden.start:
+                console.print(f"{'':<8} … {number(len(hidden))} more rows", style="bright_black")
+            continue
         section = SECTIONS.get(row.section, _OTHER)
         line = Text()
         line.append(f"{row.section if row.section != previous else '':<8}", style=section.style)
@@ -117,6 +134,13 @@ def window(console: Console, rows: Sequence[WindowRow], token_budget: int, title
         line.append("  " + preview(row.content, row.tool_calls))
         console.print(line, no_wrap=True, overflow="ellipsis")
         previous = row.section
+
+
+def _hidden(count: int, max_rows: int | None) -> range:
+    """Which rows are left out, from the middle, so that max_rows remain."""
+    if max_rows is None or count <= max_rows:
+        return range(0)
+    return range(max_rows // 2, count - (max_rows - max_rows // 2))
 
 
 def budget_bar(console: Console, rows: Sequence[WindowRow], token_budget: int) -> None:

@@ -30,7 +30,9 @@ from pycontext.summarizer import Summarizer, from_environment
 _REAL = "pi_coding_agent_sessions.jsonl"
 _REAL_BUDGET = 32_000
 _THREAD_ROWS = 9
-_SHOWN_ROWS = 12
+_SUMMARY_LINES = 30
+_WINDOW_ROWS = 20
+_SELECTED_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,14 @@ class Replay:
 class Demo:
     """The demo on one database."""
 
-    def __init__(self, target: Target, budget: int, data: Path | None) -> None:
+    def __init__(
+        self, target: Target, budget: int, data: Path | None = None, *, is_short: bool = False
+    ) -> None:
         self._dsn = target.dsn
         self._is_embedded = target.data_dir is not None
         self._budget = budget
         self._data = data
+        self._is_short = is_short
         self._summarizer: Summarizer = from_environment()
 
     def run(self) -> None:
@@ -79,6 +84,9 @@ class Demo:
             out().print(f"(the whole import is still there to look at: pycontext thread {imported})")
         self._finish(chat)
 
+    def _connect(self) -> psycopg.Connection[dict[str, Any]]:
+        return psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None, row_factory=dict_row)
+
     def _made_by(self) -> str:
         name = self._summarizer.name
         if os.environ.get("PYCONTEXT_SUMMARIZER_MODEL", "").strip():
@@ -86,6 +94,8 @@ class Demo:
         return f"{name} (built in, no model; set PYCONTEXT_SUMMARIZER_MODEL to use one)"
 
     def _real_session(self) -> Path | None:
+        if self._is_short:
+            return None
         if self._data is not None:
             if not (self._data / _REAL).is_file():
                 raise Failed(f"no {_REAL} in {self._data}")
@@ -99,7 +109,7 @@ class Demo:
 
     def _imported(self, conversation: Conversation, name: str) -> str:
         """Import the conversation whole, and read its window once before any compaction."""
-        with psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None) as conn:
+        with self._connect() as conn:
             chat = _free_name(conn, name)
             _heading(f"{chat}: imported whole, then read at {number(_REAL_BUDGET)} tokens")
             started = time.monotonic()
@@ -117,7 +127,7 @@ class Demo:
         return chat
 
     def _replayed(self, conversation: Conversation, name: str, budget: int) -> str:
-        with psycopg.connect(self._dsn, autocommit=True, prepare_threshold=None) as conn:
+        with self._connect() as conn:
             chat = _free_name(conn, name)
         turns = list(_turns(conversation.messages))
         _heading(
@@ -155,9 +165,7 @@ class Demo:
 
     def _note_passes(self, chat: str, replay: Replay, turn_seq: int) -> None:
         """Print the passes that this turn left in the log."""
-        with psycopg.connect(
-            self._dsn, autocommit=True, prepare_threshold=None, row_factory=dict_row
-        ) as conn:
+        with self._connect() as conn:
             newest = replay.passes[-1]["pass_no"] if replay.passes else 0
             found = conn.execute(query("passes"), {"chat_id": chat, "after": newest}).fetchall()
         for done in found:
@@ -170,26 +178,28 @@ class Demo:
         whole = _whole_tokens(conversation)
         lines = sum(done["outcome"] == "summarized" for done in replay.passes)
         out().print(
-            f"{number(replay.reads)} windows for the model in {replay.seconds:.1f} s, the largest "
-            f"{number(replay.largest)} of {number(budget)} tokens; {lines} summaries written. "
-            f"The whole conversation is {number(whole)} tokens."
+            f"{number(replay.reads)} windows read in {replay.seconds:.1f} s, the largest "
+            f"{number(replay.largest)} of {number(budget)} tokens; {lines} summaries written"
+        )
+        out().print(
+            f"(all {number(len(conversation.messages))} messages together are {number(whole)} tokens)"
         )
         with pycontext.connect(self._dsn) as db:
             line_seq = db.status(chat).line_seq
             if line_seq is not None:
                 out().print()
                 out().print(f"the line in the thread (pycontext thread {chat}):", style="bold")
-                show.thread(out(), db.thread(chat, before_seq=line_seq + 5, max_rows=_THREAD_ROWS))
+                show.thread(
+                    out(), db.thread(chat, before_seq=line_seq + 5, max_rows=_THREAD_ROWS), _SUMMARY_LINES
+                )
             out().print()
             out().print(f"the window now (pycontext window {chat} --budget {budget}):", style="bold")
-            show.window(out(), db.window(chat, budget), budget, chat)
+            show.window(out(), db.window(chat, budget), budget, chat, _WINDOW_ROWS)
 
     def _finish(self, chat: str) -> None:
         statement = f"SELECT * FROM working_window('{chat}')"
         _heading(statement)
-        with psycopg.connect(
-            self._dsn, autocommit=True, prepare_threshold=None, row_factory=dict_row
-        ) as conn:
+        with self._connect() as conn:
             if not self._is_embedded:
                 # On a server of yours the schema may not be on the search path.
                 conn.execute("set search_path = public, pycontext")
@@ -199,9 +209,9 @@ class Demo:
             [*(row[column] for column in columns), show.preview(row["content"], row["tool_calls"])]
             for row in rows
         ]
-        if len(table) > _SHOWN_ROWS:
-            left = len(table) - _SHOWN_ROWS
-            table[_SHOWN_ROWS // 2 : -_SHOWN_ROWS // 2] = [["…", "", "", "", "", f"{left} more rows"]]
+        if len(table) > _SELECTED_ROWS:
+            left = len(table) - _SELECTED_ROWS
+            table[_SELECTED_ROWS // 2 : -_SELECTED_ROWS // 2] = [["…", "", "", "", "", f"{left} more rows"]]
         show.table(out(), [*columns, "content"], table, right="r_r_r_")
         out().print()
         out().print("the same in psql:", style="bold")
