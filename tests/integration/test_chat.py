@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import tempfile
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +46,26 @@ def test_the_environment_names_the_database_own_variable_first(
         monkeypatch.setenv("PYCONTEXT_DSN", "host=/nowhere")
         with pytest.raises(psycopg.OperationalError):
             pycontext.connect()
+
+
+EMBEDDED = """
+import sys
+import pycontext
+for said in ("hello", "again"):
+    with pycontext.embedded(sys.argv[1]) as memory, memory.turn("a", said) as turn:
+        print([row["content"] for row in turn.messages])
+"""
+
+
+def test_embedded_needs_no_server() -> None:
+    # In a process of its own: the server is stopped when that exits.
+    folder = tempfile.mkdtemp(prefix="pycontext-embedded-", dir="/tmp")
+    try:
+        command = [sys.executable, "-c", EMBEDDED, folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert done.stdout.splitlines() == ["['hello']", "['hello', 'again']"]
 
 
 def test_a_database_without_the_schema_says_what_to_run(empty_dsn: str) -> None:
@@ -199,7 +223,7 @@ def test_rows_of_other_clients_are_estimated_until_counted(
 ) -> None:
     memory.create_chat("a")
     db.execute("select pycontext.append_message('a', 'user', 'hello there')")
-    memory.append("a", "a fence: <chat-summary>")
+    db.execute("select pycontext.append_message('a', 'user', 'a fence: <chat-summary>')")
     assert [row.is_estimate for row in memory.window("a")] == [True, True]
     assert memory.count_tokens("a") == 2
     assert [row.is_estimate for row in memory.window("a")] == [False, False]

@@ -41,21 +41,22 @@ class Says:
         )
 
 
-GOOD = Summary(resolved=("Parcels were looked up.",), facts=("Order QX-4001",))
+GOOD = Summary(resolved=("Parcels were looked up",), facts=("Order QX-4001",))
 
 
 def test_a_pass_is_what_happened(memory: pycontext.Database, fill: Fill, db: Connection) -> None:
     fill("a", 25)
-    before = memory.status("a")
+    before = memory.plan("a")
     done = memory.compact("a", summarizer=Says(GOOD))
-    after = memory.status("a")
+    after = memory.plan("a")
+    status = memory.status("a")
     assert done.outcome == "summarized"
-    assert done.summary_id == after.line_id
+    assert done.summary_id == status.line_id
     assert (done.tokens_before, done.tokens_after) == (before.window_tokens, after.window_tokens)
     assert done.saved_tokens == before.window_tokens - after.window_tokens > 0
     assert (done.model, done.calls, done.prompt_tokens, done.completion_tokens) == ("says", 1, 10, 5)
-    assert (done.from_seq, done.to_seq) == (1, after.line_seq)
-    assert after.uncounted == 0
+    assert (done.from_seq, done.to_seq) == (1, status.line_seq)
+    assert status.uncounted == 0
     with db.cursor(row_factory=dict_row) as cursor:
         (logged,) = cursor.execute(PASSES).fetchall()
     for name in ("outcome", "summary_id", "from_seq", "to_seq", "model", "calls", "prompt_tokens"):
@@ -167,7 +168,7 @@ def test_the_second_one_uses_the_winners_text(
     assert winner[0].outcome == "summarized"
     assert loser.outcome == "skipped"
     assert loser.summary_id == winner[0].summary_id
-    assert "Parcels were looked up." in json.dumps(memory.messages("a"))
+    assert "Parcels were looked up" in json.dumps(memory.messages("a"))
     assert len([row for row in memory.thread("a", max_rows=100) if row.kind == "summary"]) == 1
 
 
@@ -271,7 +272,7 @@ def test_a_bad_summary_is_not_stored_and_the_good_retry_is(
         assert memory.status("a").window_tokens <= memory.status("a").token_budget
         good = memory.compact("a", summarizer=Says(GOOD))
         assert good.outcome == "summarized"
-        assert "Parcels were looked up." in json.dumps(memory.messages("a"))
+        assert "Parcels were looked up" in json.dumps(memory.messages("a"))
     assert "</chat-summary> here" not in json.dumps(memory.messages("a"))
 
 

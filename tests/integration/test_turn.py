@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def test_entering_is_one_round_trip(dsn: str, memory: pycontext.Database, tmp_pa
         with turn:
             conn.pgconn.untrace()
             assert turn.messages == [{"role": "user", "content": "hi"}]
-    sent = [line.split("\t")[3] for line in trace.read_text().splitlines() if line.split("\t")[1] == "F"]
+    sent = re.findall(r"\tF\t\d+\t(\w+)", trace.read_text())
     assert sent == ["Parse", "Bind", "Describe", "Execute", "Sync"]
     assert "pycontext.start_turn" in trace.read_text()
 
