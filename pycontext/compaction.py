@@ -73,7 +73,7 @@ def compact(job: Job, encodings: Encodings) -> Steps[Pass]:
                 "segment": messages.to_json(segment.to_json()),
                 "edit_no": source[0]["edit_no"],
                 "token_budget": job.token_budget,
-                "details": _details(cost, job),
+                "details": _details(cost, job, plan.reason),
             },
         )
     except SummarizerFailed as error:
@@ -155,7 +155,7 @@ def _failed(job: Job, plan: Plan, cost: Pass, reason: str) -> Steps[Pass]:
             "after_message_id": plan.after_message_id,
             "outcome": "failed",
             "reason": reason,
-            "details": _details(cost, job),
+            "details": _details(cost, job, reason),
         },
         is_repeatable=False,
     )
@@ -181,7 +181,7 @@ def _cost(model: str, spent: SummaryResult | SummarizerFailed, started: float) -
     )
 
 
-def _details(cost: Pass, job: Job) -> str:
+def _details(cost: Pass, job: Job, reason: str) -> str:
     return messages.to_json(
         {
             "model": cost.model,
@@ -190,5 +190,6 @@ def _details(cost: Pass, job: Job) -> str:
             "completion_tokens": cost.completion_tokens,
             "seconds": cost.seconds,
             "trigger": job.trigger,
+            "reason": reason,
         }
     )

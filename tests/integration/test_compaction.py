@@ -59,7 +59,7 @@ def test_a_pass_is_what_happened(memory: pycontext.Database, fill: Fill, db: Con
     assert status.uncounted == 0
     with db.cursor(row_factory=dict_row) as cursor:
         (logged,) = cursor.execute(PASSES).fetchall()
-    for name in ("outcome", "summary_id", "from_seq", "to_seq", "model", "calls", "prompt_tokens"):
+    for name in ("outcome", "summary_id", "from_seq", "to_seq", "reason", "model", "calls", "prompt_tokens"):
         assert logged[name] == getattr(done, name), name
     assert logged["tokens_before"] == done.tokens_before
     assert logged["trigger"] == "demand"
