@@ -231,7 +231,7 @@ def window_json(chat: str, rows: list[WindowRow], token_budget: int, as_of: str 
         "chat_id": chat,
         "as_of": as_of,
         "token_budget": token_budget,
-        "window_tokens": sum(row.tokens for row in rows),
+        "window_tokens": show.window_tokens(rows),
         "sections": show.section_tokens(rows),
         "rows": [asdict(row) for row in rows],
     }
@@ -274,6 +274,7 @@ def start_over(
     """Draw a line: the model reads nothing above it. Nothing is deleted."""
     with reported(), pycontext.connect(target.find(dsn).dsn) as db:
         line = db.start_over(chat, note)
+        db.count_tokens(chat)
         out().print(f"started over after #{line.seq}; the thread still shows what is above")
 
 

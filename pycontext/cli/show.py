@@ -17,6 +17,9 @@ from pycontext.cli.terminal import number, visible
 from pycontext.rows import Pass, ThreadRow, WindowRow
 
 _NARROW = 90
+
+# The counting rule: 3 tokens once per request.
+REQUEST_TOKENS = 3
 _ROLE_STYLES = {"user": "bold green", "assistant": "cyan", "tool": "yellow", "system": "magenta"}
 
 
@@ -109,7 +112,7 @@ def window(
     console: Console, rows: Sequence[WindowRow], token_budget: int, title: str, max_rows: int | None = None
 ) -> None:
     """What the model reads: a bar of the sections against the budget, then the rows (the outer max_rows)."""
-    used = sum(row.tokens for row in rows)
+    used = window_tokens(rows)
     console.print(Text(visible(title), style="bold"), no_wrap=True, overflow="ellipsis")
     share = f"{used / token_budget:.0%}" if token_budget else "–"
     console.print(f"{number(used)} of {number(token_budget)} tokens ({share}), {number(len(rows))} rows")
@@ -162,7 +165,7 @@ def budget_bar(console: Console, rows: Sequence[WindowRow], token_budget: int) -
     bar.append("]")
     console.print(bar, no_wrap=True, overflow="crop")
     legend = [(name, tokens, SECTIONS.get(name, _OTHER)) for name, tokens in sums.items()]
-    legend.append(("free", max(0, token_budget - sum(sums.values())), _FREE))
+    legend.append(("free", max(0, token_budget - window_tokens(rows)), _FREE))
     lines = Text(" ")
     used = 1
     for name, tokens, section in legend:
@@ -173,6 +176,11 @@ def budget_bar(console: Console, rows: Sequence[WindowRow], token_budget: int) -
         lines.append(entry, style=section.style)
         used += cell_len(entry)
     console.print(lines)
+
+
+def window_tokens(rows: Sequence[WindowRow]) -> int:
+    """What a request of these rows takes: their tokens, and those that every request takes."""
+    return REQUEST_TOKENS + sum(row.tokens for row in rows)
 
 
 def section_tokens(rows: Sequence[WindowRow]) -> dict[str, int]:
@@ -199,11 +207,9 @@ def a_pass(console: Console, done: Pass) -> None:
         )
     )
     if done.calls:
-        console.print(
-            f"{number(done.calls)} calls, {number(done.prompt_tokens)} tokens read, "
-            f"{number(done.completion_tokens)} written",
-            style="bright_black",
-        )
+        calls = f"{number(done.calls)} model call{'' if done.calls == 1 else 's'}"
+        sizes = f"{number(done.prompt_tokens)} tokens read, {number(done.completion_tokens)} written"
+        console.print(f"{calls}, {sizes}", style="bright_black")
 
 
 def table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:

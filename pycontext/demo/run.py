@@ -119,7 +119,7 @@ class Demo:
                 started = time.monotonic()
                 rows = db.window(chat, _REAL_BUDGET)
                 read = time.monotonic() - started
-        used = sum(row.tokens for row in rows)
+        used = show.window_tokens(rows)
         out().print(
             f"{number(new)} messages imported and counted in {took:.1f} s; "
             f"with no summary yet the window fits all the same: {number(used)} tokens in {read * 1000:.0f} ms"
@@ -271,7 +271,7 @@ def _free_name(conn: psycopg.Connection[Any], name: str) -> str:
 
 
 def _whole_tokens(conversation: Conversation) -> int:
-    total = 3
+    total = show.REQUEST_TOKENS
     if conversation.system_prompt:
         total += 4 + tokens.count(conversation.system_prompt, "o200k_base")
     for message in conversation.messages:
