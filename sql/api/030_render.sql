@@ -1,0 +1,235 @@
+-- How a stored row becomes what the model reads, and the one rule for what that costs.
+
+-- Tags of our own fences in a text that came from outside.
+create or replace function pycontext._has_fence(body text)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select body ~* '<[\\/\s]*(memory-context|chat-summary|turn-context|system-note)'
+$$;
+
+-- One character inside each such tag makes it plain text.
+create or replace function pycontext._escape_fences(body text)
+returns text
+language sql immutable parallel safe
+as $$
+    select regexp_replace(body, '<(?=[\\/\s]*(memory-context|chat-summary|turn-context|system-note))', '<\\', 'gi')
+$$;
+
+create or replace function pycontext._part_kind(part jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select case
+        when jsonb_typeof(part) = 'string' then 'text'
+        when part ->> 'type' in ('text', 'input_text', 'output_text') then 'text'
+        when part ->> 'type' in ('image_url', 'image', 'input_image') then 'image'
+        when part ->> 'type' in ('thinking', 'redacted_thinking', 'reasoning') then 'reasoning'
+        else 'other'
+    end
+$$;
+
+create or replace function pycontext._part_text(part jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select case when jsonb_typeof(part) = 'string' then part #>> '{}' else coalesce(part ->> 'text', '') end
+$$;
+
+-- The readable text of a content: what stubs, summaries, search and previews look at.
+create or replace function pycontext._content_text(content jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select case jsonb_typeof(content)
+        when 'string' then content #>> '{}'
+        when 'array' then (
+            select string_agg(case pycontext._part_kind(e.value)
+                when 'text' then pycontext._part_text(e.value)
+                when 'image' then '[image]'
+                else e.value::text
+            end, E'\n' order by e.ordinality)
+            from jsonb_array_elements(content) with ordinality e
+            where pycontext._part_kind(e.value) <> 'reasoning')
+    end
+$$;
+
+create or replace function pycontext._escape_content(content jsonb)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case jsonb_typeof(content)
+        when 'string' then to_jsonb(pycontext._escape_fences(content #>> '{}'))
+        when 'array' then (
+            select jsonb_agg(case
+                when jsonb_typeof(e.value) = 'string' then to_jsonb(pycontext._escape_fences(e.value #>> '{}'))
+                when e.value ? 'text' then jsonb_set(e.value, '{text}',
+                    to_jsonb(pycontext._escape_fences(e.value ->> 'text')))
+                else e.value
+            end order by e.ordinality)
+            from jsonb_array_elements(content) with ordinality e)
+        else content
+    end
+$$;
+
+create or replace function pycontext._is_blank(content jsonb)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select case jsonb_typeof(content)
+        when 'string' then content #>> '{}' !~ '\S'
+        when 'array' then not exists (
+            select from jsonb_array_elements(content) e
+            where pycontext._part_kind(e.value) <> 'text' or pycontext._part_text(e.value) ~ '\S')
+        else true
+    end
+$$;
+
+create or replace function pycontext._without_reasoning(content jsonb)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case when jsonb_typeof(content) = 'array' then (
+        select jsonb_agg(e.value order by e.ordinality)
+        from jsonb_array_elements(content) with ordinality e
+        where pycontext._part_kind(e.value) <> 'reasoning')
+    else content end
+$$;
+
+create or replace function pycontext._without_images(content jsonb, seq bigint)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case when jsonb_typeof(content) = 'array' then (
+        select jsonb_agg(case when pycontext._part_kind(e.value) = 'image'
+            then jsonb_build_object('type', 'text', 'text', format('[image left out; #%s]', seq))
+            else e.value end order by e.ordinality)
+        from jsonb_array_elements(content) with ordinality e)
+    else content end
+$$;
+
+create or replace function pycontext._reduced(content jsonb, seq bigint, drop_images boolean, drop_reasoning boolean)
+returns jsonb
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+begin
+    if drop_images then
+        content := pycontext._without_images(content, seq);
+    end if;
+    if drop_reasoning then
+        content := pycontext._without_reasoning(content);
+    end if;
+    return content;
+end
+$$;
+
+-- The content as sent. A result whose call is not in view is told as a note, never as a result.
+create or replace function pycontext._rendered(
+    content jsonb, has_fence boolean, is_orphan boolean, tool_call_id text, has_calls boolean)
+returns jsonb
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_content jsonb := content;
+begin
+    if has_fence then
+        v_content := pycontext._escape_content(v_content);
+    end if;
+    if is_orphan then
+        return to_jsonb(format(E'[result of tool call %s, which is not in view]\n%s', tool_call_id,
+            coalesce(nullif(pycontext._content_text(v_content), ''), '(empty)')));
+    end if;
+    if pycontext._is_blank(v_content) then
+        return case when has_calls then null else '"(empty)"'::jsonb end;
+    end if;
+    if jsonb_typeof(v_content) = 'array' then
+        -- providers refuse an empty text block
+        select jsonb_agg(e.value order by e.ordinality) into v_content
+        from jsonb_array_elements(v_content) with ordinality e
+        where pycontext._part_kind(e.value) <> 'text' or pycontext._part_text(e.value) ~ '\S';
+    end if;
+    return v_content;
+end
+$$;
+
+-- What a rendered message costs: overhead + the tokens of each text (DESIGN: 4 a message, 12 a call,
+-- 8 a result, 1 for a name, images flat). The estimate and the exact count both start here.
+create or replace function pycontext._count_pieces(
+    content jsonb, tool_calls jsonb, role text, name text, image_tokens integer,
+    out overhead integer, out texts text[], out reasoning text[], out images integer)
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+begin
+    images := 0;
+    texts := '{}';
+    reasoning := '{}';
+    if jsonb_typeof(content) = 'array' then
+        select
+            coalesce(array_agg(case pycontext._part_kind(e.value)
+                when 'text' then pycontext._part_text(e.value) else e.value::text end order by e.ordinality)
+                filter (where pycontext._part_kind(e.value) in ('text', 'other')), '{}'),
+            coalesce(array_agg(e.value::text order by e.ordinality)
+                filter (where pycontext._part_kind(e.value) = 'reasoning'), '{}'),
+            count(*) filter (where pycontext._part_kind(e.value) = 'image')
+        into texts, reasoning, images
+        from jsonb_array_elements(content) with ordinality e;
+    elsif content is not null then
+        texts := array[content #>> '{}'];
+    end if;
+    overhead := 4 + images * image_tokens + case when role = 'tool' then 8 else 0 end;
+    if tool_calls is not null then
+        overhead := overhead + 12 * jsonb_array_length(tool_calls);
+        texts := texts || (
+            select array_agg(t.piece order by e.ordinality, t.n)
+            from jsonb_array_elements(tool_calls) with ordinality e
+            cross join lateral (values
+                (1, e.value #>> '{function,name}'), (2, e.value #>> '{function,arguments}')) t (n, piece));
+    end if;
+    if name is not null then
+        overhead := overhead + 1;
+        texts := texts || name;
+    end if;
+end
+$$;
+
+create or replace function pycontext._estimate_pieces(texts text[])
+returns integer
+language sql immutable parallel safe
+as $$
+    select coalesce(sum(pycontext.estimate_tokens(t.piece)), 0)::integer from unnest(texts) t (piece)
+$$;
+
+-- One line instead of an old tool result: tool, main argument, size, outcome, and the #seq that brings it back.
+create or replace function pycontext._stub(tool text, argument text, body text, is_error boolean, seq bigint)
+returns text
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_edge text := left(body, 4000) || E'\n' || right(body, 1500);
+    v_exit text := substring(v_edge from '(?i)exit(?:ed)?(?: with)?(?: code| status)?[:= ]+(-?[0-9]{1,3})\M');
+    v_line text;
+begin
+    v_line := substring(v_edge from '(?in)^[^\n]*\m(?:error|exception|traceback|failed|fatal|denied|not found)\M[^\n]*');
+    v_line := coalesce(v_line, substring(v_edge from '(?n)^[^\n]*\w[^\n]*'), '');
+    v_line := left(btrim(regexp_replace(v_line, '\s+', ' ', 'g')), 120);
+    return pycontext._escape_fences(format('[%s%s: %s%s characters, %s lines%s; shortened, full text is #%s]',
+        coalesce(tool, 'tool'), coalesce(' ' || argument, ''), case when is_error then 'error, ' else '' end,
+        length(body), length(body) - length(replace(body, E'\n', '')) + 1,
+        coalesce(', exit ' || v_exit, '') || case when v_line <> '' then ', "' || v_line || '"' else '' end, seq));
+end
+$$;
+
+-- The argument that says what a call was about.
+create or replace function pycontext._main_argument(arguments text)
+returns text
+language sql immutable parallel safe
+as $$
+    select left(coalesce(
+        substring(left(arguments, 4000) from
+            '"(?:path|file_path|filename|file|command|cmd|query|url|id|order_id|user_id|reservation_id|name)"\s*:\s*"((?:[^"\\]|\\.)+)"'),
+        substring(left(arguments, 4000) from ':\s*"((?:[^"\\]|\\.)+)"')), 80)
+$$;

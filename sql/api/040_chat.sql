@@ -1,0 +1,149 @@
+-- Tokens that the returned rows may take: window less reserve, tools and memory, in the encoding's own tokens.
+-- Reserve and memory are capped at a quarter and an eighth of the window, so that small windows stay usable.
+create or replace function pycontext._budget(p pycontext.profile, tool_tokens integer, token_scale numeric)
+returns integer
+language sql immutable parallel safe
+as $$
+    select floor((p.context_window - least(p.response_reserve, p.context_window / 4)
+        - least(p.memory_tokens, p.context_window / 8) - tool_tokens) / token_scale)::integer
+$$;
+
+-- The tenant a new row belongs to: the one given, else the session's (set for row-level security), else ''.
+create or replace function pycontext._tenant(tenant text)
+returns text
+language sql stable parallel safe
+as $$
+    select coalesce(tenant, current_setting('pycontext.tenant', true), '')
+$$;
+
+-- Locks the chat's row; PCX01 where there is none, PCX09 where the product's own table holds its messages.
+create or replace function pycontext._lock_chat(chat_id text, is_append boolean)
+returns pycontext.chat
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+begin
+    select t.* into c from pycontext.chat t where t.chat_id = _lock_chat.chat_id for update;
+    if not found then
+        if not exists (select from pycontext.source s where s.is_default) then
+            perform pycontext._no_such_chat(chat_id);
+        end if;
+        if not is_append then
+            -- an adopted chat gets its row with the first thing derived from it
+            perform pycontext._chat_state(chat_id, null, null);
+            insert into pycontext.chat (chat_id, tenant, profile, source, token_scale)
+            select _lock_chat.chat_id, pycontext._tenant(null), p.profile, s.source, p.token_scale
+            from pycontext.source s cross join pycontext.profile p
+            where s.is_default and p.profile = 'default'
+            on conflict on constraint chat_pk do nothing;
+            return pycontext._lock_chat(chat_id, is_append);
+        end if;
+    end if;
+    if is_append and (c.chat_id is null or c.source is not null) then
+        perform pycontext._raise('PCX09', 'this chat lives in your own table',
+            format('chat_id is %L, source is %L', chat_id, coalesce(c.source,
+                (select s.source from pycontext.source s where s.is_default))),
+            'insert the message there; pycontext reads it where it is');
+    end if;
+    return c;
+end
+$$;
+
+-- Get-or-create: safe on every turn and from two tabs. An existing chat keeps its profile, owner and prompt.
+create or replace function pycontext.create_chat(
+    chat_id text, system_prompt text default null, profile text default null, tenant text default null,
+    owner text default null, source text default null, metadata jsonb default null)
+returns text
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    p pycontext.profile;
+    v_rows bigint;
+    v_tokens integer;
+begin
+    if coalesce(chat_id, '') = '' then
+        perform pycontext._raise('PCX02', 'a chat needs an id', format('chat_id is %L', chat_id),
+            'pass what your product calls the conversation, as text');
+    end if;
+    if exists (select from pycontext.chat t where t.chat_id = create_chat.chat_id) then
+        return chat_id;
+    end if;
+    if tenant <> current_setting('pycontext.tenant', true) and row_security_active('pycontext.chat') then
+        perform pycontext._raise('PCX10', 'no right to this tenant', format('tenant is %L', tenant),
+            'set pycontext.tenant to it, or leave it out');
+    end if;
+    select t.* into p from pycontext.profile t where t.profile = coalesce(create_chat.profile, 'default');
+    if not found then
+        perform pycontext._raise('PCX06', 'no such profile', format('profile is %L', profile),
+            'see: select profile from pycontext.profile');
+    end if;
+    if source is not null and not exists (select from pycontext.source s where s.source = create_chat.source) then
+        perform pycontext._raise('PCX12', 'no such source', format('source is %L', source),
+            'register it first: select pycontext.register_source(name, relation)');
+    end if;
+    insert into pycontext.chat (chat_id, tenant, owner, profile, source, token_scale, metadata)
+    values (chat_id, pycontext._tenant(tenant), owner, p.profile, source, p.token_scale, metadata)
+    on conflict on constraint chat_pk do nothing;
+    get diagnostics v_rows = row_count;
+    if v_rows = 0 and not exists (select from pycontext.chat t where t.chat_id = create_chat.chat_id) then
+        perform pycontext._raise('PCX10', 'no right to this tenant', format('chat_id %L belongs to another tenant', chat_id),
+            'use another chat id');
+    end if;
+    if v_rows = 1 and system_prompt ~ '\S' then
+        v_tokens := 4 + pycontext.estimate_tokens(system_prompt);
+        insert into pycontext.prompt (chat_id, act_no, tenant, content, tokens, frozen_tokens)
+        values (chat_id, 0, pycontext._tenant(tenant), system_prompt, v_tokens, v_tokens);
+    end if;
+    return chat_id;
+end
+$$;
+
+-- A relation of the product (normally a view) as the home of chats. What it must offer is checked here. It runs with
+-- the caller's rights: acts read the relation as the installing role, so whoever owns it is trusted like that role.
+create or replace function pycontext.register_source(name text, relation regclass, is_default boolean default false)
+returns text
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    v_missing text;
+begin
+    select string_agg(w.column_name, ', ') into v_missing
+    from unnest(array['chat_id', 'seq', 'message_id', 'role', 'content', 'created_at']) w (column_name)
+    where not exists (
+        select from pg_catalog.pg_attribute a
+        where a.attrelid = relation and a.attname = w.column_name and not a.attisdropped and a.attnum > 0);
+    if v_missing is not null then
+        perform pycontext._raise('PCX12', 'the relation lacks columns of a source',
+            format('%s has no %s', relation, v_missing),
+            'make a view with chat_id, seq, message_id, role, content, created_at');
+    end if;
+    if not exists (
+        select from pg_catalog.pg_attribute a
+        where a.attrelid = relation and a.attname = 'seq'
+            and a.atttypid in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype)) then
+        perform pycontext._raise('PCX12', 'seq must be an integer', format('%s', relation),
+            'give the view a growing bigint as seq: an identity column, or an ordering column of its own');
+    end if;
+    if exists (
+        select from pg_catalog.pg_class k
+        where k.oid = relation and (k.relpersistence = 't' or not pg_has_role(current_user, k.relowner, 'USAGE'))) then
+        perform pycontext._raise('PCX12', 'a source must be a lasting relation of a role that you are a member of',
+            format('%s', relation), 'create the view as its owner, then register it');
+    end if;
+    insert into pycontext.source (source, tenant, relation, is_default)
+    select register_source.name, pycontext._tenant(null), quote_ident(n.nspname) || '.' || quote_ident(k.relname), register_source.is_default
+    from pg_catalog.pg_class k
+    join pg_catalog.pg_namespace n on n.oid = k.relnamespace
+    where k.oid = register_source.relation
+    on conflict on constraint source_pk do update
+    set relation = excluded.relation, is_default = excluded.is_default;
+    if is_default then
+        update pycontext.source s set is_default = false where s.source <> register_source.name and s.is_default;
+    end if;
+    return name;
+end
+$$;

@@ -1,0 +1,480 @@
+-- Before every seq: 0 for our own rows, far below for a product's.
+create or replace function pycontext._origin(source text)
+returns bigint
+language sql immutable parallel safe
+as $$
+    select case when source is null then 0 else -4611686018427387904 end
+$$;
+
+-- The first unit at or after from_seq that starts at or after a running total; null where none does.
+create or replace function pycontext._first_unit(s pycontext._window_state, from_seq bigint, total bigint)
+returns pycontext._border_row
+language sql stable
+as $$
+    select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user
+    from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[s.hi_seq], s.act_arg, min_start => total) r
+    order by r.unit_seq limit 1
+$$;
+
+-- The unit that starts newest.
+create or replace function pycontext._newest_unit(s pycontext._window_state)
+returns pycontext._border_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    b pycontext._border_row;
+    v_rows integer := 16;
+begin
+    loop
+        select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user into b
+        from pycontext._thread_rows(s.chat_id, s.source, array[coalesce(s.floor_seq, s.lo_seq + 1)], array[s.hi_seq],
+            s.act_arg, v_rows, true) r
+        where r.seq = r.unit_seq
+        order by r.unit_seq desc limit 1;
+        exit when b.unit_seq is not null or v_rows > 100000;
+        v_rows := v_rows * 8;
+    end loop;
+    return b;
+end
+$$;
+
+-- The first unit that starts at or after a running total: guesses from the chat's mean where that is, doubles the
+-- step back until a row lies before it, then looks forward.
+create or replace function pycontext._border(s pycontext._window_state, total bigint)
+returns pycontext._border_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_floor bigint := coalesce(s.floor_seq, s.lo_seq + 1);
+    v_back bigint;
+    v_at pycontext._border_row;
+begin
+    if s.source is null then
+        v_back := 4 + ceil(1.1 * (s.total_hi - total) * s.hi_seq / greatest(s.total_hi, 1));
+        loop
+            v_floor := greatest(s.hi_seq - v_back, s.lo_seq + 1);
+            exit when v_floor = s.lo_seq + 1;
+            v_at := pycontext._first_unit(s, v_floor, -1);
+            exit when v_at.start_total < total;
+            v_back := v_back * 2;
+        end loop;
+    end if;
+    return pycontext._first_unit(s, v_floor, total);
+end
+$$;
+
+-- The row of a message by its seq, as it stood.
+create or replace function pycontext._row_at(s pycontext._window_state, seq bigint)
+returns pycontext._thread_row
+language sql stable
+as $$
+    select r from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act) r
+$$;
+
+-- The newest real user message before the unit that starts at unit_seq; null at or below lo_seq.
+create or replace function pycontext._request_before(
+    s pycontext._window_state, unit_seq bigint, after_user bigint, lo_seq bigint)
+returns pycontext._thread_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    r pycontext._thread_row;
+begin
+    if s.source is not null then
+        select t.* into r
+        from pycontext._thread_rows(s.chat_id, s.source, array[lo_seq + 1], array[unit_seq - 1], null, 1, true,
+            users_only => true) t;
+    elsif after_user > lo_seq then
+        r := pycontext._row_at(s, after_user);
+    end if;
+    return r;
+end
+$$;
+
+-- How far back a foreign chat must be read for its newest rows to cost more than `need` tokens.
+create or replace function pycontext._source_floor(
+    chat_id text, source text, lo_seq bigint, hi_seq bigint, need bigint, out floor_seq bigint, out total bigint)
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    b record;
+    v_to bigint := hi_seq;
+    v_batch integer := 64;
+begin
+    total := 0;
+    floor_seq := hi_seq + 1;
+    loop
+        select min(r.seq) as seq, sum(r.tokens) as tokens, count(*) as rows,
+            (array_agg(r.role order by r.seq))[1] as role into b
+        from pycontext._thread_rows(chat_id, source, array[lo_seq + 1], array[v_to], null, v_batch, true) r;
+        exit when b.rows = 0;
+        total := total + b.tokens;
+        floor_seq := b.seq;
+        exit when b.rows < v_batch or (total > need and b.role <> 'tool');
+        v_to := b.seq - 1;
+        v_batch := least(v_batch * 2, 1024);
+    end loop;
+end
+$$;
+
+-- The first turn after lo_seq, within its limit of tokens: its range and cost. Null where there is no user message.
+create or replace function pycontext._head_range(
+    s pycontext._window_state, out head_from bigint, out head_to bigint, out head_frozen integer)
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_from bigint := s.lo_seq + 1;
+    v_step bigint := 64;
+begin
+    loop
+        select min(r.seq) into head_from
+        from pycontext._thread_rows(s.chat_id, s.source, array[v_from],
+            array[case when s.source is null then least(v_from + v_step - 1, s.hi_seq) else s.hi_seq end],
+            s.act_arg, case when s.source is not null then 1 end, false, users_only => true) r
+        where r.is_user;
+        v_from := v_from + v_step;
+        exit when head_from is not null or v_from > s.hi_seq or s.source is not null;
+        v_step := v_step * 2;
+    end loop;
+    -- whole units only: a running sum that is at a unit's last row, before the next user message
+    select max(h.seq), coalesce(max(h.total), 0) into head_to, head_frozen
+    from (
+        select r.seq, sum(r.frozen_tokens) over w as total, lead(r.unit_seq) over w is distinct from r.unit_seq as is_last,
+            count(*) filter (where r.is_user) over w as users
+        from pycontext._thread_rows(s.chat_id, s.source, array[head_from],
+            array[case when s.source is null then least(head_from + 200, s.hi_seq) else s.hi_seq end],
+            s.act_arg, case when s.source is not null then 200 end) r
+        window w as (order by r.unit_seq, r.seq)) h
+    where h.is_last and h.users = 1 and (h.total <= s.head_tokens or h.seq = head_from);
+end
+$$;
+
+create or replace function pycontext._no_such_message(chat_id text, message_id text)
+returns void
+language plpgsql immutable
+set search_path = ''
+as $$
+begin
+    perform pycontext._raise('PCX02', 'no such message in this chat',
+        format('chat_id is %L, message_id is %L', chat_id, message_id),
+        'see: select seq, message_id from pycontext.thread(chat_id)');
+end
+$$;
+
+-- The figures of a chat as they stand now, or stood at message as_of: what every read starts from.
+create or replace function pycontext._chat_state(chat_id text, token_budget integer, as_of text)
+returns pycontext._window_state
+language plpgsql stable
+set search_path = ''
+set plan_cache_mode = force_generic_plan
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    s pycontext._window_state;
+    c record;
+    m record;
+    l pycontext.message;
+    q record;
+    v_budget integer := token_budget;
+    v_open integer := 0;
+begin
+    select t.chat_id, t.source, t.profile, t.token_scale, t.tool_tokens, t.last_seq, t.act_no, t.edit_no, t.total_tokens,
+        t.stub_total, t.live_tokens, t.excess_tokens, t.line_seq, t.line_no, t.reset_seq, t.request_seq, t.head_seq,
+        t.head_to, t.open_calls, t.straddles, p.encoding, p.image_tokens, p.head_tokens, p.tail_ratio,
+        pycontext._budget(p, t.tool_tokens, t.token_scale) as budget
+    into c
+    from pycontext.chat t
+    join pycontext.profile p on p.profile = t.profile
+    where t.chat_id = _chat_state.chat_id;
+    if not found then
+        -- no row of its own: it belongs to the default source under the default profile
+        select _chat_state.chat_id, d.source, p.profile, p.token_scale, 0 as tool_tokens, 0::bigint as last_seq,
+            0::bigint as act_no, 0::bigint as edit_no, 0::bigint as total_tokens, 0::bigint as stub_total,
+            0::bigint as live_tokens, 0::bigint as excess_tokens, null::bigint as line_seq, null::smallint as line_no,
+            0::bigint as reset_seq, null::bigint as request_seq, null::bigint as head_seq, null::bigint as head_to,
+            '{}'::jsonb as open_calls, '{}'::int8multirange as straddles, p.encoding, p.image_tokens, p.head_tokens,
+            p.tail_ratio, pycontext._budget(p, 0, p.token_scale) as budget
+        into c
+        from pycontext.source d
+        cross join pycontext.profile p
+        where d.is_default and p.profile = 'default';
+        if not found then
+            perform pycontext._no_such_chat(chat_id);
+        end if;
+    end if;
+    s.chat_id := c.chat_id;
+    s.source := c.source;
+    s.profile := c.profile;
+    s.encoding := c.encoding;
+    s.token_scale := c.token_scale;
+    s.image_tokens := c.image_tokens;
+    s.head_tokens := c.head_tokens;
+    s.tail_ratio := c.tail_ratio;
+    s.act_no := c.act_no;
+    s.edit_no := c.edit_no;
+    s.hi_seq := c.last_seq;
+    s.hi_act := c.act_no;
+    s.total_hi := c.total_tokens;
+    s.stub_hi := c.stub_total;
+    s.turn_seq := c.request_seq;
+    s.open_calls := c.open_calls;
+    s.straddles := c.straddles;
+    s.chat_head_from := c.head_seq;
+    s.chat_head_to := c.head_to;
+    s.reset_seq := c.reset_seq;
+    if c.source is not null then
+        select r.seq into s.hi_seq
+        from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[4611686018427387904],
+            null, 1, true, message_id => as_of) r;
+        if not found and as_of is null then
+            perform pycontext._no_such_chat(chat_id);
+        elsif not found then
+            perform pycontext._no_such_message(chat_id, as_of);
+        end if;
+        if as_of is not null then
+            select coalesce(max(a.act_no), 0) into s.hi_act
+            from pycontext.act a where a.chat_id = c.chat_id and a.at_seq < s.hi_seq;
+        end if;
+        select r.seq into s.turn_seq
+        from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[s.hi_seq], null, 1, true,
+            users_only => true) r;
+    elsif as_of is not null then
+        select t.seq, t.line_no, t.at_act, t.running_total, t.running_stub, t.read_budget, t.is_user, t.after_user into m
+        from pycontext.message t where t.chat_id = c.chat_id and t.message_id = as_of;
+        if not found then
+            perform pycontext._no_such_message(chat_id, as_of);
+        end if;
+        s.hi_act := m.at_act;
+        v_budget := coalesce(token_budget, m.read_budget);
+        if m.line_no > 0 then
+            -- the state right after that line was placed
+            select t.seq, t.running_total, t.running_stub, t.is_user, t.after_user into m
+            from pycontext.act a
+            join pycontext.message t on t.chat_id = a.chat_id and t.seq = a.at_seq and t.line_no = 0
+            where a.chat_id = c.chat_id and a.act_no = s.hi_act;
+        end if;
+        s.hi_seq := m.seq;
+        s.total_hi := m.running_total;
+        s.stub_hi := m.running_stub;
+        s.turn_seq := case when m.is_user then m.seq else m.after_user end;
+    end if;
+    s.act_arg := case when as_of is not null and c.source is null then s.hi_act end;
+
+    if v_budget is not null and v_budget <= 0 then
+        perform pycontext._raise('PCX05', 'token_budget must be more than 0', format('token_budget is %s', v_budget),
+            'leave it out to take the profile''s');
+    end if;
+    s.token_budget := coalesce(floor(v_budget / c.token_scale)::integer, c.budget);
+    if s.token_budget <= 0 then
+        perform pycontext._raise('PCX05', 'reserve, tools and memory leave no room for messages',
+            format('profile %L leaves %s tokens with tool_tokens %s', c.profile, c.budget, c.tool_tokens),
+            'offer fewer tools, or choose a profile with a larger window');
+    end if;
+    s.profile_budget := case when c.budget > 0 then c.budget else s.token_budget end;
+
+    -- newest line by place, a reset before a compaction of the same place
+    if as_of is null then
+        if c.line_seq is not null then
+            select t.* into l from pycontext.message t
+            where t.chat_id = c.chat_id and t.seq = c.line_seq and t.line_no = c.line_no;
+        end if;
+    else
+        select t.* into l from pycontext.message t
+        where t.chat_id = c.chat_id and t.line_no > 0 and t.seq <= s.hi_seq and t.at_act <= s.hi_act
+            and (t.gone_act is null or t.gone_act > s.hi_act)
+        order by t.seq desc, t.origin = 'reset' desc, t.line_no desc limit 1;
+    end if;
+    s.line_seq := l.seq;
+    s.line_no := l.line_no;
+    s.line_id := l.message_id;
+    s.line_origin := l.origin;
+    s.line_content := l.content;
+    s.line_tokens := l.tokens;
+    s.line_encoding := l.encoding;
+    s.line_covers_from := l.covers_from;
+    s.line_created_at := l.created_at;
+    s.line_total := coalesce(l.running_total, 0);
+    s.request_seq := l.request_seq;
+    s.head_from := l.head_from;
+    s.head_to := l.head_to;
+    s.head_frozen := l.head_frozen;
+    select t.content, t.tokens, t.encoding, t.created_at, greatest(t.tokens, t.frozen_tokens) as cost into q
+    from pycontext.prompt t
+    where t.chat_id = c.chat_id and t.act_no <= s.hi_act order by t.act_no desc limit 1;
+    s.prompt := q.content;
+    s.prompt_tokens := q.tokens;
+    s.prompt_encoding := q.encoding;
+    s.prompt_created_at := q.created_at;
+
+    s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
+    s.total_base := s.line_total;
+    s.stub_base := coalesce(l.running_stub, 0);
+    s.fixed_tokens := 3 + coalesce(q.cost, 0) + coalesce(greatest(l.tokens, l.frozen_tokens) + coalesce(l.head_frozen, 0)
+        + coalesce(l.request_frozen, 0), 0);
+    s.has_open := c.source is not null or as_of is not null or c.open_calls <> '{}';
+    if s.has_open then
+        -- room for the stand-ins of results that have not come
+        select count(*) into v_open from jsonb_each(c.open_calls) o
+        where (o.value ->> 'seq')::bigint > s.lo_seq and not o.value ? 'interim';
+        s.fixed_tokens := s.fixed_tokens + 16 * v_open;
+    end if;
+    s.counted_tokens := 3 + coalesce(q.tokens, 0) + coalesce(l.tokens + coalesce(l.head_frozen, 0)
+        + coalesce(l.request_frozen, 0), 0) + 16 * v_open + c.live_tokens;
+    if as_of is null then
+        s.fixed_tokens := s.fixed_tokens + c.excess_tokens;  -- counts that turned out above what the totals hold
+    end if;
+    if c.source is not null then
+        select f.floor_seq, -f.total, -f.total, 0, 0 into s.floor_seq, s.total_base, s.stub_base, s.total_hi, s.stub_hi
+        from pycontext._source_floor(c.chat_id, c.source, s.lo_seq, s.hi_seq, s.token_budget) f;
+        s.line_total := s.total_base;
+        s.counted_tokens := s.counted_tokens - s.total_base;
+    end if;
+    return s;
+end
+$$;
+
+-- Decides how the window is made: full; prune (old results and images in one line, up to a border); omit (what lies
+-- before the border, behind one marker); shorten (inside the tail). Borders move on a grid of the running totals.
+create or replace function pycontext._window_state(chat_id text, token_budget integer, as_of text)
+returns pycontext._window_state
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    s pycontext._window_state := pycontext._chat_state(chat_id, token_budget, as_of);
+    b pycontext._border_row;
+    v_tail pycontext._border_row;
+    v_row pycontext._thread_row;
+    v_request pycontext._thread_row;
+    v_avail bigint := s.token_budget - s.fixed_tokens;
+    v_tail_tokens bigint := floor(s.tail_ratio * s.token_budget);
+    v_grid numeric;
+    v_total bigint;
+    v_low bigint;
+    v_high bigint;
+    v_mid bigint;
+begin
+    s.mode := 'full';
+    if s.total_hi - s.total_base <= v_avail then
+        return s;
+    end if;
+
+    -- The head stays; what is left out lies between it and the border.
+    if s.line_origin is distinct from 'compaction' then
+        if s.source is null and s.reset_seq = s.lo_seq and s.chat_head_to <= s.hi_seq then
+            s.head_from := s.chat_head_from;
+            s.head_to := s.chat_head_to;
+        else
+            select t.head_from, t.head_to, t.head_frozen into s.head_from, s.head_to, s.head_frozen
+            from pycontext._head_range(s) t;
+        end if;
+        if s.head_to < s.hi_seq then
+            if s.source is null then
+                v_row := pycontext._row_at(s, s.head_from);
+                if v_row.running_total - v_row.frozen_tokens - s.total_base <= s.head_tokens then
+                    s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
+                    v_row.running_total := s.total_base;
+                    v_row.frozen_tokens := 0;
+                end if;
+                v_total := v_row.running_total - v_row.frozen_tokens;
+                v_row := pycontext._row_at(s, s.head_to);
+                s.head_frozen := v_row.running_total - v_total;
+                s.total_base := v_row.running_total;
+                s.stub_base := v_row.running_stub;
+            end if;
+            s.lo_seq := s.head_to;
+            v_avail := v_avail - s.head_frozen;
+        else
+            s.head_from := null;
+            s.head_to := null;
+            s.head_frozen := null;
+        end if;
+    end if;
+
+    -- one grid for both kinds of border: thirds of the profile's budget, halved for a smaller model; a foreign row
+    -- has no frozen total to stand on
+    v_grid := 1;
+    if s.source is null then
+        v_grid := s.profile_budget;
+        while v_grid > 1.25 * s.token_budget loop
+            v_grid := v_grid / 2;
+        end loop;
+        v_grid := v_grid / 3;
+        while v_grid > greatest(v_avail / 2, 1) loop
+            v_grid := v_grid / 2;
+        end loop;
+    end if;
+
+    -- pruning alone, at the smallest border of the grid that does; the newest request before it keeps its images
+    if s.source is null and s.stub_hi - s.stub_base < s.total_hi - s.total_base then
+        v_tail := pycontext._border(s, s.total_hi - v_tail_tokens);
+        if v_tail.unit_seq is null then
+            v_tail := pycontext._newest_unit(s);
+        end if;
+        if v_tail.start_stub - s.stub_base + s.total_hi - v_tail.start_total <= v_avail then
+            v_low := greatest(ceil((s.total_hi - v_avail) / v_grid), floor(s.total_base / v_grid) + 1);
+            v_high := floor(v_tail.start_total / v_grid);
+            b := v_tail;
+            loop
+                v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
+                if b.start_stub - s.stub_base + s.total_hi - b.start_total
+                    + coalesce(v_request.frozen_tokens - v_request.stub_tokens, 0) <= v_avail then
+                    s.mode := 'prune';
+                    s.first_unit := b.unit_seq;
+                    s.border_request := v_request.seq;
+                    v_high := coalesce(v_mid - 1, v_high);
+                else
+                    exit when v_mid is null;
+                    v_low := v_mid + 1;
+                end if;
+                exit when v_low > v_high;
+                v_mid := (v_low + v_high) / 2;
+                b := pycontext._border(s, ceil(v_mid * v_grid)::bigint);
+            end loop;
+            if s.mode = 'prune' then
+                return s;
+            end if;
+        end if;
+    end if;
+
+    v_total := ceil(ceil((s.total_hi - v_avail) / v_grid) * v_grid);
+    loop
+        b := null;
+        if v_avail > 0 and v_total <= s.total_hi then
+            b := pycontext._border(s, v_total);
+        end if;
+        if b.unit_seq is null or s.total_hi - b.start_total < v_tail_tokens then
+            -- never past the tail
+            if v_tail.unit_seq is null then
+                v_tail := pycontext._border(s, s.total_hi - v_tail_tokens);
+                if v_tail.unit_seq is null then
+                    v_tail := pycontext._newest_unit(s);
+                end if;
+            end if;
+            if b.unit_seq is null or b.unit_seq > v_tail.unit_seq then
+                b := v_tail;
+            end if;
+        end if;
+        s.first_unit := b.unit_seq;
+        s.marker_from := s.lo_seq + 1;
+        s.marker_to := b.unit_seq - 1;
+        s.marker_tokens := b.start_total - s.total_base;
+        v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
+        s.border_request := v_request.seq;
+        if s.total_hi - b.start_total + coalesce(v_request.frozen_tokens, 0)
+            + pycontext._marker_cost(s.marker_from, s.marker_to, s.marker_tokens) <= v_avail then
+            s.mode := 'omit';
+            return s;
+        end if;
+        exit when b.unit_seq = v_tail.unit_seq;
+        v_total := v_total + ceil(v_grid);
+    end loop;
+    s.mode := 'shorten';
+    return s;
+end
+$$;

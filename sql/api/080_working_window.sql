@@ -1,0 +1,550 @@
+-- A line as the model reads it: background in a fence, never an order.
+create or replace function pycontext._line_text(origin text, covers_from bigint, seq bigint, body text)
+returns text
+language sql immutable parallel safe
+as $$
+    select case when origin = 'reset' then
+        E'<chat-summary>\nThe user started over here. Nothing from before this point applies.'
+        || case when body ~ '\S' then E'\nTheir note: ' || body else '' end || E'\n</chat-summary>'
+    else
+        format(E'<chat-summary>\nNotes on the earlier part of this conversation (#%s to #%s), for reference only. '
+            'They tell what already happened and ask for nothing; the messages after them are newer.\n\n%s\n</chat-summary>',
+            covers_from, seq, body)
+    end
+$$;
+
+create or replace function pycontext._marker_text(from_seq bigint, to_seq bigint, tokens bigint)
+returns text
+language sql immutable parallel safe
+as $$
+    select case when to_seq > from_seq
+        then format('[Messages #%s to #%s are left out here, about %s tokens. Each can be read again by its number.]',
+            from_seq, to_seq, tokens)
+        else format('[Message #%s is left out here, about %s tokens. It can be read again by its number.]', to_seq, tokens)
+    end
+$$;
+
+-- Rows of whole units in the given ranges, rendered: verbatim, or (is_pruned[i]) with a stub for a tool result and
+-- words for an image, but for the border's request. tokens is what each takes.
+create or replace function pycontext._rendered_rows(
+    chat_id text, source text, from_unit bigint[], to_unit bigint[], is_pruned boolean[], act bigint, hi_seq bigint,
+    turn_seq bigint, border_request bigint)
+returns setof pycontext._thread_row
+language sql stable
+as $$
+    select r.section_no, r.chat_id, r.gone_act, r.seq, r.line_no, r.kind,
+        case when r.role = 'tool' and r.unit_seq = r.seq then 'user' else r.role end,
+        r.unit_seq,
+        case when not c.is_short then r.tokens when r.stub is not null then r.stub_tokens
+            else r.tokens - r.frozen_tokens + r.stub_tokens end
+            - case when r.seq < turn_seq then r.reasoning_tokens else 0 end,
+        r.frozen_tokens, r.stub_tokens, r.reasoning_tokens, r.running_total, r.running_stub, r.images, r.calls,
+        r.is_user, not c.is_short, r.has_fence, r.after_user, r.superseded_seq, r.at_act,
+        case when not c.is_short then r.encoding end,
+        r.message_id, case when r.role = 'tool' and r.unit_seq <> r.seq then r.tool_call_id end,
+        r.name, r.created_at, r.origin, r.stub,
+        case
+            when r.is_plain and r.reasoning_tokens = 0 and not c.is_short then r.content
+            when c.is_short and r.stub is not null then to_jsonb(r.stub)
+            else pycontext._rendered(
+                pycontext._reduced(r.content, r.seq, c.is_short, r.reasoning_tokens > 0 and r.seq < turn_seq),
+                r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id, r.calls > 0)
+        end,
+        r.tool_calls, r.metadata, null::jsonb
+    from pycontext._thread_rows(chat_id, source, from_unit, to_unit, act) r
+    cross join lateral (select (is_pruned[r.section_no] and (r.stub is not null or r.images > 0)
+        and r.seq is distinct from border_request) is true as is_short) c
+    where r.seq <= hi_seq and (r.superseded_seq is null or r.superseded_seq > hi_seq)
+$$;
+
+-- The rendered rows of the ranges with a stand-in (line_no 1) for every call whose result has not come.
+create or replace function pycontext._closed_rows(
+    s pycontext._window_state, from_unit bigint[], to_unit bigint[], is_pruned boolean[])
+returns setof pycontext._thread_row
+language sql stable
+as $$
+    with r as materialized (
+        select t.* from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
+            s.turn_seq, s.border_request) t
+    )
+    select r.* from r
+    union all
+    select r.section_no, r.chat_id, null, r.seq, (100 + e.ordinality)::smallint, 'message', 'tool', r.unit_seq, 16, 16, 16, 0, 0, 0,
+        0::smallint, 0::smallint, false, true, false, null, null, 0, null, null, e.value ->> 'id', null, r.created_at,
+        null, null, to_jsonb(case when r.metadata ->> 'pending' = 'true' then 'waiting for a person' else 'no result yet' end),
+        null, null, null
+    from r
+    cross join lateral jsonb_array_elements(r.tool_calls) with ordinality e
+    where r.calls > 0 and not exists (
+        select from r t
+        where t.unit_seq = r.unit_seq and t.role = 'tool' and t.tool_call_id = e.value ->> 'id')
+$$;
+
+-- Texts of one row as it stands, cut to about max_tokens: the beginning and the end of it, and between them
+-- what is missing and where it can be read.
+create or replace function pycontext._shorten_text(body text, max_tokens integer, seq bigint)
+returns text
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_length integer := length(body);
+    v_cost integer := greatest(pycontext.estimate_tokens(body), 1);
+    v_keep integer;
+    v_head text;
+    v_tail text;
+    v_text text;
+begin
+    if v_cost <= max_tokens then
+        return body;
+    end if;
+    v_keep := floor(0.95 * v_length * greatest(max_tokens - 24, 0) / v_cost);
+    while v_keep >= 24 loop
+        -- never part a base character from its marks, joiners and selectors
+        v_head := regexp_replace(left(body, v_keep * 3 / 5), '.[̀-ͯ‍︎️]*$', '');
+        v_tail := regexp_replace(right(body, v_keep - v_keep * 3 / 5), '^[̀-ͯ‍︎️\U0001F3FB-\U0001F3FF]+', '');
+        v_text := format(E'%s\n[… %s of %s characters left out, full text is #%s …]\n%s', v_head,
+            v_length - length(v_head) - length(v_tail), v_length, seq, v_tail);
+        if pycontext.estimate_tokens(v_text) <= max_tokens then
+            return v_text;
+        end if;
+        v_keep := v_keep * 4 / 5;
+    end loop;
+    return format('[%s characters left out, full text is #%s]', v_length, seq);
+end
+$$;
+
+-- Shortens the string values inside a JSON value; keys, order and numbers stay.
+create or replace function pycontext._shorten_json(j json, max_length integer)
+returns json
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+begin
+    case json_typeof(j)
+        when 'string' then
+            if length(j #>> '{}') > max_length then
+                return to_json(format('%s [… %s characters left out]', left(j #>> '{}', max_length),
+                    length(j #>> '{}') - max_length));
+            end if;
+        when 'array' then
+            return coalesce((select json_agg(pycontext._shorten_json(e.value, max_length) order by e.ordinality)
+                from json_array_elements(j) with ordinality e), '[]');
+        when 'object' then
+            return (select format('{%s}', string_agg(format('%s:%s', to_json(e.key),
+                pycontext._shorten_json(e.value, max_length)), ',' order by e.ordinality))
+                from json_each(j) with ordinality e);
+        else null;
+    end case;
+    return j;
+end
+$$;
+
+-- Arguments of a call, shortened inside the parsed JSON; what does not parse becomes an object that says so.
+create or replace function pycontext._shorten_arguments(arguments text, max_tokens integer, seq bigint)
+returns text
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_text text;
+    v_length integer;
+begin
+    if pycontext.estimate_tokens(arguments) <= max_tokens then
+        return arguments;
+    end if;
+    foreach v_length in array array[4000, 1000, 250, 60, 12] loop
+        begin
+            v_text := pycontext._shorten_json(arguments::json, v_length);
+        exception when invalid_text_representation then
+            exit;
+        end;
+        if pycontext.estimate_tokens(v_text) <= max_tokens then
+            return v_text;
+        end if;
+    end loop;
+    return format('{"shortened":"%s characters, #%s"}', length(arguments), seq);
+end
+$$;
+
+-- The largest cap with which the costs fit, no cost being cut below its floor; null where even the floors don't.
+create or replace function pycontext._cap(costs integer[], floors integer[], available bigint)
+returns integer
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_low integer := 0;
+    v_high integer;
+    v_mid integer;
+    v_sum bigint;
+begin
+    select coalesce(sum(least(t.cost, t.low)), 0), coalesce(max(t.cost), 0) into v_sum, v_high
+    from unnest(costs, floors) t (cost, low);
+    if v_sum > available then
+        return null;
+    end if;
+    while v_low < v_high loop
+        v_mid := (v_low + v_high + 1) / 2;
+        select sum(least(t.cost, greatest(t.low, v_mid))) into v_sum from unnest(costs, floors) t (cost, low);
+        if v_sum <= available then
+            v_low := v_mid;
+        else
+            v_high := v_mid - 1;
+        end if;
+    end loop;
+    return v_low;
+end
+$$;
+
+-- One rendered row cut to a cost: images first, then text, then arguments. Cost and flags are set anew.
+create or replace function pycontext._shorten_row(r pycontext._thread_row, max_tokens integer, image_tokens integer)
+returns pycontext._thread_row
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    k record;
+    v_room integer;
+    v_calls jsonb;
+begin
+    if r.tokens <= max_tokens then
+        return r;
+    end if;
+    r.content := pycontext._without_reasoning(r.content);
+    r.content := pycontext._without_images(r.content, r.seq);
+    if r.tool_calls is not null then
+        -- the words get a third, the arguments the rest
+        select count(*) into v_room from jsonb_array_elements(r.tool_calls);
+        select jsonb_agg(jsonb_set(e.value, '{function,arguments}', to_jsonb(pycontext._shorten_arguments(
+            e.value #>> '{function,arguments}',
+            greatest(((max_tokens - 4) * case when r.content is null then 1.0 else 0.67 end)::integer / v_room - 20, 16), r.seq)))
+            order by e.ordinality)
+        into v_calls from jsonb_array_elements(r.tool_calls) with ordinality e;
+        r.tool_calls := v_calls;
+    end if;
+    select * into k from pycontext._count_pieces(null, r.tool_calls, r.role, r.name, image_tokens);
+    v_room := max_tokens - k.overhead - pycontext._estimate_pieces(k.texts);
+    if r.content is not null then
+        r.content := to_jsonb(pycontext._shorten_text(pycontext._content_text(r.content), greatest(v_room, 0), r.seq));
+    end if;
+    select * into k from pycontext._count_pieces(r.content, r.tool_calls, r.role, r.name, image_tokens);
+    r.tokens := k.overhead + pycontext._estimate_pieces(k.texts);
+    r.encoding := null;
+    r.is_plain := false;
+    return r;
+end
+$$;
+
+-- What a row may be cut down to at a step: 1 results and images, 2 call arguments too, 3 other text too.
+create or replace function pycontext._floor_of(r pycontext._thread_row, step integer)
+returns integer
+language sql immutable parallel safe
+as $$
+    select least(r.tokens, case
+        when r.line_no > 0 then r.tokens
+        when step >= 2 and r.calls > 0 then 60 + 60 * r.calls
+        when r.calls > 0 and (step < 3 or r.images = 0) then r.tokens
+        when r.role = 'tool' or r.images > 0 or step = 3 then 40 + length(coalesce(r.name, '')) / 2
+        else r.tokens
+    end)
+$$;
+
+-- The window where even the tail is too large: results, arguments, then other text of the tail are cut;
+-- then head and summary to an eighth of the budget each, then they go, then the oldest units of the tail.
+-- PCX05 where the system prompt and the newest request alone do not fit.
+create or replace function pycontext._shortened_window(s pycontext._window_state)
+returns setof pycontext.window_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_rows pycontext._thread_row[];
+    v_cut pycontext._thread_row[];
+    v_head pycontext._thread_row[];
+    r pycontext._thread_row;
+    v_request pycontext._thread_row;
+    w pycontext.window_row;
+    v_prompt integer := coalesce(s.prompt_tokens, 0);
+    v_line text := s.line_content #>> '{}';
+    v_line_tokens integer := coalesce(s.line_tokens, 0);
+    v_eighth integer := s.token_budget / 8;
+    v_first bigint := s.first_unit;
+    v_from bigint := s.marker_from;
+    v_tokens bigint := s.marker_tokens;
+    v_room bigint;
+    v_sum bigint;
+    v_slack bigint;
+    v_cap integer;
+    v_level integer := 0;
+    v_step integer;
+begin
+    -- the newest real user message, verbatim whatever happens
+    if s.turn_seq is not null and (s.line_origin = 'reset' and s.turn_seq <= s.line_seq) is not true then
+        select t.* into v_request from pycontext._closed_rows(s, array[s.turn_seq], array[s.turn_seq], null) t;
+    end if;
+    if 3 + v_prompt + coalesce(v_request.tokens, 0) > s.token_budget then
+        perform pycontext._raise('PCX05', 'the system prompt and the newest user message alone do not fit',
+            format('token_budget is %s, the system prompt takes %s, the newest user message (#%s) takes %s',
+                s.token_budget, v_prompt, v_request.seq, coalesce(v_request.tokens, 0)),
+            format('the smallest budget that would do is %s',
+                ceil((3 + v_prompt + coalesce(v_request.tokens, 0)) * s.token_scale)));
+    end if;
+    select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_rows
+    from pycontext._closed_rows(s, array[s.first_unit], array[s.hi_seq], null) t;
+    if s.head_to is not null then
+        select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_head
+        from pycontext._closed_rows(s, array[s.head_from], array[s.head_to], null) t;
+    end if;
+
+    <<levels>>
+    loop
+        v_room := s.token_budget - 3 - v_prompt - v_line_tokens
+            - case when v_from < v_first then pycontext._marker_cost(v_from, v_first - 1, v_tokens) else 0 end
+            - case when v_request.unit_seq >= v_first or exists (select from unnest(v_head) t where t.seq = v_request.seq)
+                then 0 else coalesce(v_request.tokens, 0) end
+            - (select coalesce(sum(t.tokens), 0) from unnest(v_head) t);
+        v_slack := 0;
+        v_step := 1;
+        while v_step <= 3 loop
+            v_cap := pycontext._cap(
+                array(select t.tokens from unnest(v_rows) t where t.unit_seq >= v_first and t.seq is distinct from v_request.seq
+                    order by t.unit_seq, t.seq, t.line_no),
+                array(select pycontext._floor_of(t, v_step) from unnest(v_rows) t
+                    where t.unit_seq >= v_first and t.seq is distinct from v_request.seq
+                    order by t.unit_seq, t.seq, t.line_no),
+                v_room - v_slack - case when v_request.unit_seq >= v_first then v_request.tokens else 0 end);
+            if v_cap is null then
+                v_step := v_step + 1;
+                v_slack := 0;
+                continue;
+            end if;
+            v_cut := array(
+                select case when t.seq = v_request.seq or pycontext._floor_of(t, v_step) = t.tokens then t
+                    else pycontext._shorten_row(t, greatest(v_cap, pycontext._floor_of(t, v_step)), s.image_tokens) end
+                from unnest(v_rows) t where t.unit_seq >= v_first order by t.unit_seq, t.seq, t.line_no);
+            select coalesce(sum(t.tokens), 0) into v_sum from unnest(v_cut) t;
+            exit levels when v_sum <= v_room;
+            v_slack := v_slack + v_sum - v_room;  -- a cut that did not come out as small as asked
+        end loop;
+
+        v_level := v_level + 1;
+        if v_level = 1 then
+            if v_head is not null then
+                v_head := array(
+                    select case when t.seq = v_request.seq or t.line_no > 0 then t
+                        else pycontext._shorten_row(t, v_eighth / cardinality(v_head), s.image_tokens) end
+                    from unnest(v_head) t order by t.unit_seq, t.seq, t.line_no);
+            end if;
+            if v_line_tokens > v_eighth then
+                v_line := pycontext._shorten_text(v_line, greatest(v_eighth - 60, 0), s.line_seq);
+                v_line_tokens := 4 + pycontext.estimate_tokens(
+                    pycontext._line_text(s.line_origin, s.line_covers_from, s.line_seq, v_line));
+            end if;
+        elsif v_level = 2 then
+            if v_head is not null and s.line_origin is distinct from 'compaction' then
+                v_from := least(v_from, s.head_from);
+                v_tokens := coalesce(v_tokens, 0) + s.head_frozen;
+            end if;
+            v_head := null;
+        elsif v_level = 3 then
+            if s.line_origin = 'compaction' then
+                v_from := s.line_covers_from;
+                v_line := null;
+                v_line_tokens := 0;
+            end if;
+        elsif exists (select from unnest(v_rows) t where t.unit_seq >= v_first) then
+            select coalesce(v_tokens, 0) + sum(t.tokens) into v_tokens from unnest(v_rows) t where t.unit_seq = v_first;
+            select coalesce(min(t.unit_seq), s.hi_seq + 1) into v_first from unnest(v_rows) t where t.unit_seq > v_first;
+            v_from := coalesce(v_from, s.lo_seq + 1);
+        else
+            v_from := v_first;  -- not even a marker fits
+            v_line := null;
+            v_cut := null;
+            exit levels;
+        end if;
+    end loop;
+
+    w.ordinal := 0;
+    if s.prompt is not null then
+        w := pycontext._prompt_row(s);
+        return next w;
+    end if;
+    if v_line is not null and s.line_origin = 'reset' then
+        w := pycontext._line_row(w.ordinal + 1, s, v_line, v_line_tokens);
+        return next w;
+    end if;
+    foreach r in array coalesce(v_head, '{}') loop
+        w := pycontext._window_row(w.ordinal + 1, 'head', r);
+        return next w;
+    end loop;
+    if v_line is not null and s.line_origin = 'compaction' then
+        w := pycontext._line_row(w.ordinal + 1, s, v_line, v_line_tokens);
+        return next w;
+    end if;
+    if v_from < v_first then
+        w := pycontext._marker_row(w.ordinal + 1, v_from, v_first - 1, v_tokens);
+        return next w;
+    end if;
+    if v_request.unit_seq < v_first and not exists (select from unnest(v_head) t where t.seq = v_request.seq) then
+        w := pycontext._window_row(w.ordinal + 1, 'request', v_request);
+        return next w;
+    end if;
+    foreach r in array coalesce(v_cut, '{}') loop
+        w := pycontext._window_row(w.ordinal + 1, 'tail', r);
+        return next w;
+    end loop;
+end
+$$;
+
+create or replace function pycontext._window_row(ordinal integer, section text, r pycontext._thread_row)
+returns pycontext.window_row
+language sql immutable parallel safe
+as $$
+    select ordinal, section, r.message_id, case when r.line_no = 0 then r.seq end, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name,
+        r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at
+$$;
+
+create or replace function pycontext._marker_cost(from_seq bigint, to_seq bigint, tokens bigint)
+returns integer
+language sql immutable parallel safe
+as $$
+    select 6 + pycontext.estimate_tokens(pycontext._marker_text(from_seq, to_seq, tokens))
+$$;
+
+create or replace function pycontext._marker_row(ordinal integer, from_seq bigint, to_seq bigint, tokens bigint)
+returns pycontext.window_row
+language sql immutable parallel safe
+as $$
+    select ordinal, 'omitted'::text, null::text, to_seq, 'message'::text, 'user'::text, to_jsonb(t.body), null::jsonb,
+        null::text, null::text, pycontext._marker_cost(from_seq, to_seq, tokens), true, true, false, null::timestamptz
+    from (select pycontext._marker_text(from_seq, to_seq, tokens) as body) t
+$$;
+
+create or replace function pycontext._line_row(ordinal integer, s pycontext._window_state, body text, tokens integer)
+returns pycontext.window_row
+language sql immutable parallel safe
+as $$
+    select ordinal, 'summary'::text, s.line_id, s.line_seq, 'summary'::text, 'user'::text,
+        to_jsonb(pycontext._line_text(s.line_origin, s.line_covers_from, s.line_seq, body)), null::jsonb, null::text,
+        null::text, tokens, s.line_encoding is null or body is distinct from s.line_content #>> '{}',
+        body is distinct from s.line_content #>> '{}', false, s.line_created_at
+$$;
+
+create or replace function pycontext._prompt_row(s pycontext._window_state)
+returns pycontext.window_row
+language sql immutable parallel safe
+as $$
+    select 1, 'system'::text, null::text, null::bigint, 'message'::text, 'system'::text, to_jsonb(s.prompt), null::jsonb,
+        null::text, null::text, s.prompt_tokens, s.prompt_encoding is null, false, false, s.prompt_created_at
+$$;
+
+-- The messages the model really reads, oldest first, within token_budget (null: the profile's). as_of: a message
+-- id, for the window as it was then. PCX01 no such chat; PCX05 budget below system prompt + newest request.
+create or replace function pycontext.working_window(
+    chat_id text, token_budget integer default null, as_of text default null)
+returns setof pycontext.window_row
+language plpgsql stable
+set search_path = ''
+set plan_cache_mode = force_generic_plan
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    s pycontext._window_state := pycontext._window_state(chat_id, token_budget, as_of);
+    n integer := 0;
+    v_rows bigint;
+    v_from bigint[] := array[]::bigint[];
+    v_to bigint[] := array[]::bigint[];
+begin
+    if s.mode = 'shorten' then
+        return query select * from pycontext._shortened_window(s);
+        return;
+    end if;
+    if s.prompt is not null then
+        n := n + 1;
+        return next pycontext._prompt_row(s);
+    end if;
+    if s.line_origin = 'reset' then
+        n := n + 1;
+        return next pycontext._line_row(n, s, s.line_content #>> '{}', s.line_tokens);
+    end if;
+    if s.head_to is not null then
+        return query select * from pycontext._section_rows(s, n, array['head'], array[s.head_from], array[s.head_to], array[false]);
+        get diagnostics v_rows = row_count;
+        n := n + v_rows;
+    end if;
+    if s.line_origin = 'compaction' then
+        n := n + 1;
+        return next pycontext._line_row(n, s, s.line_content #>> '{}', s.line_tokens);
+        if s.request_seq is not null then
+            v_from := array[s.request_seq];
+            v_to := v_from;
+        end if;
+    end if;
+    if s.mode = 'omit' then
+        if s.request_seq is not null then
+            return query select * from pycontext._section_rows(s, n, array['request'], v_from, v_to, array[false]);
+            n := n + 1;
+            v_from := array[]::bigint[];
+            v_to := v_from;
+        end if;
+        n := n + 1;
+        return next pycontext._marker_row(n, s.marker_from, s.marker_to, s.marker_tokens);
+        if s.border_request is not null then
+            v_from := array[s.border_request];
+            v_to := v_from;
+        end if;
+    end if;
+    -- one read for the rest: the request if it stands apart, the pruned part, the tail
+    return query select * from pycontext._section_rows(s, n,
+        array_fill('request'::text, array[cardinality(v_from)]) || case when s.mode = 'prune' then array['tail', 'tail'] else array['tail'] end,
+        v_from || case s.mode when 'full' then array[s.lo_seq + 1] when 'prune' then array[s.lo_seq + 1, s.first_unit]
+            else array[s.first_unit] end,
+        v_to || case when s.mode = 'prune' then array[s.first_unit - 1, s.hi_seq] else array[s.hi_seq] end,
+        array_fill(false, array[cardinality(v_from)]) || (s.mode = 'prune') || false);
+end
+$$;
+
+-- The rows of ranges, rendered and numbered on from n; section[i] and is_pruned[i] say how each range is shown.
+create or replace function pycontext._section_rows(
+    s pycontext._window_state, n integer, sections text[], from_unit bigint[], to_unit bigint[], is_pruned boolean[])
+returns setof pycontext.window_row
+language plpgsql stable
+set search_path = ''
+as $$
+begin
+    if s.has_open then
+        return query
+        select n + (row_number() over w)::integer, sections[r.section_no], r.message_id,
+            case when r.line_no = 0 then r.seq end, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
+            r.encoding is null, not r.is_plain, r.has_fence, r.created_at
+        from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) r
+        window w as (order by r.section_no, r.unit_seq, r.seq, r.line_no);
+    else
+        return query
+        select n + (row_number() over w)::integer, sections[r.section_no], r.message_id, r.seq, r.kind, r.role, r.content,
+            r.tool_calls, r.tool_call_id, r.name, r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at
+        from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
+            s.turn_seq, s.border_request) r
+        window w as (order by r.section_no, r.unit_seq, r.seq);
+    end if;
+end
+$$;
+
+create or replace function pycontext.working_window(
+    chat_id uuid, token_budget integer default null, as_of text default null)
+returns setof pycontext.window_row
+language sql stable
+set search_path = ''
+as $$
+    select * from pycontext.working_window(chat_id::text, token_budget, as_of)
+$$;
+
+create or replace function pycontext.working_window(
+    chat_id bigint, token_budget integer default null, as_of text default null)
+returns setof pycontext.window_row
+language sql stable
+set search_path = ''
+as $$
+    select * from pycontext.working_window(chat_id::text, token_budget, as_of)
+$$;

@@ -1,0 +1,529 @@
+-- The structured summary as text. The headings speak of the past: nothing here asks for anything.
+create or replace function pycontext._summary_text(summary jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select string_agg(b.body, E'\n\n' order by b.n)
+    from (
+        select h.n, h.heading || E'\n' || string_agg('- ' || i.item, E'\n' order by i.n) as body
+        from (values (1, 'resolved', 'What had been asked and done:'), (2, 'decisions', 'What had been decided:'),
+            (3, 'pending', 'What was still open at that time:'), (4, 'facts', 'Exact values that were stated:'),
+            (5, 'artifacts', 'Files, ids and addresses that were touched:')) h (n, key, heading)
+        cross join lateral jsonb_array_elements_text(case jsonb_typeof(summary -> h.key)
+            when 'array' then summary -> h.key else '[]' end) with ordinality i (item, n)
+        where i.item ~ '\S'
+        group by h.n, h.heading
+        union all
+        select 0, summary ->> 'notes' where summary ->> 'notes' ~ '\S'
+        union all
+        select 6, 'What was being worked on at that time: ' || (summary ->> 'active_task')
+        where summary ->> 'active_task' ~ '\S') b
+$$;
+
+-- Most tokens a summary may take: a share of the budget, between 500 and 4000, never over an eighth of it.
+create or replace function pycontext._summary_limit(p pycontext.profile, token_budget integer)
+returns integer
+language sql immutable parallel safe
+as $$
+    select least(greatest(floor(p.summary_ratio * token_budget), 500), 4000, token_budget / 8)::integer
+$$;
+
+-- One row: whether to compact now, why, and the cut. The cut columns are filled whenever something can be cut.
+create or replace function pycontext.compaction_plan(chat_id text, token_budget integer default null)
+returns setof pycontext.compaction_plan_row
+language plpgsql stable
+set search_path = ''
+set plan_cache_mode = force_generic_plan
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    s pycontext._window_state := pycontext._chat_state(chat_id, token_budget, null);
+    p pycontext.profile;
+    r pycontext.compaction_plan_row;
+    b pycontext._border_row;
+    v_tail pycontext._border_row;
+    v_limit integer;
+    v_head_to bigint;
+    v_grid numeric;
+    v_total bigint;
+    v_keep bigint;
+    v_unit bigint;
+    v_straddled bigint;
+    v_measure bigint;
+    v_last pycontext._thread_row;
+begin
+    select t.* into p from pycontext.profile t where t.profile = s.profile;
+    r.token_budget := s.token_budget;
+    r.edit_no := s.edit_no;
+    r.trigger_tokens := least(floor(p.trigger_ratio * s.token_budget), p.trigger_tokens)::integer;
+    r.target_tokens := floor(p.target_ratio * s.token_budget)::integer;
+    r.summary_tokens := coalesce(s.line_tokens, 0);
+    r.head_tokens := coalesce(s.head_frozen, 0);
+    r.window_tokens := s.counted_tokens;
+    v_measure := greatest(r.window_tokens, s.fixed_tokens + s.total_hi - s.line_total);
+    v_limit := pycontext._summary_limit(p, least(s.token_budget, s.profile_budget));
+    if s.line_origin is distinct from 'compaction' then
+        if s.source is null then
+            v_head_to := s.chat_head_to;
+            if v_head_to is not null then
+                select sum(t.frozen_tokens) into r.head_tokens
+                from pycontext._thread_rows(s.chat_id, null, array[s.chat_head_from], array[v_head_to]) t;
+            end if;
+        else
+            select q.head_to, q.head_frozen into v_head_to, r.head_tokens from pycontext._head_range(s) q;
+        end if;
+    end if;
+
+    -- the protected tail; then, at or before its start, the first border of the grid that meets the target
+    v_keep := r.target_tokens - 3 - coalesce(s.prompt_tokens, 0) - coalesce(r.head_tokens, 0) - v_limit;
+    v_grid := 1;
+    if s.source is null then
+        v_grid := s.profile_budget;
+        while v_grid > 1.25 * s.token_budget loop
+            v_grid := v_grid / 2;
+        end loop;
+        v_grid := greatest(v_grid / 8, 1);
+    end if;
+    v_tail := pycontext._border(s, s.total_hi - floor(p.tail_ratio * s.token_budget)::bigint);
+    if v_tail.unit_seq is null then
+        v_tail := pycontext._newest_unit(s);
+    end if;
+    v_total := ceil(least(ceil((s.total_hi - v_keep) / v_grid), floor(v_tail.start_total / v_grid)) * v_grid);
+    if v_total > s.line_total then
+        b := pycontext._border(s, v_total);
+    elsif s.line_seq is null then
+        b := v_tail;
+    end if;
+    -- a call that still waits, and its unit, stay; so does a unit whose results lie on both sides
+    select least(min((o.value ->> 'seq')::bigint), b.unit_seq) into v_unit
+    from jsonb_each(s.open_calls) o
+    where (o.value ->> 'seq')::bigint > s.lo_seq
+        and (o.value ? 'pending' or (o.value ->> 'seq')::bigint > coalesce(s.turn_seq, 0));
+    select lower(q) - 1 into v_straddled from unnest(s.straddles) q where q @> v_unit;
+    v_unit := coalesce(v_straddled, v_unit);
+    if v_unit < b.unit_seq then
+        b := pycontext._first_unit(s, v_unit, -4611686018427387904);
+    end if;
+    -- M is the newest row before the border
+    if b.unit_seq > coalesce(v_head_to, s.lo_seq) + 1 then
+        -- ids of a product may commit out of order: its youngest rows wait
+        select q.* into v_last
+        from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[b.unit_seq - 1], null,
+            case when s.source is null then 1 else 256 end, true) q
+        where s.source is null or q.created_at <= statement_timestamp() - make_interval(secs => p.settle_seconds)
+            and not exists (
+                select from pycontext._thread_rows(s.chat_id, s.source, array[q.unit_seq], array[s.hi_seq], null, 64) x
+                where x.unit_seq = q.unit_seq and x.seq > q.seq)
+        order by q.seq desc limit 1;
+    end if;
+    r.tail_tokens := s.total_hi - b.start_total;
+    if v_last.seq > s.lo_seq and v_last.seq > coalesce(v_head_to, s.lo_seq) then
+        r.from_seq := case when s.source is null or s.line_seq is not null then s.lo_seq + 1 end;
+        r.to_seq := v_last.seq;
+        r.after_message_id := v_last.message_id;
+        r.covered_tokens := b.start_total - s.line_total
+            - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end;
+        r.max_summary_tokens := least(v_limit, r.covered_tokens * 2 / 3 + r.summary_tokens);
+        r.expected_tokens := r.window_tokens - r.covered_tokens - r.summary_tokens + r.max_summary_tokens;
+    end if;
+
+    if p.compaction_mode = 'off' then
+        r.decision := 'none';
+        r.reason := 'compaction is off in this chat''s profile';
+    elsif v_measure <= r.trigger_tokens then
+        r.decision := 'none';
+        r.reason := format('%s tokens, at or below the trigger of %s', v_measure, r.trigger_tokens);
+    elsif r.to_seq is null then
+        r.decision := 'skip';
+        r.reason := format('%s tokens are over the trigger of %s, but what is left is protected: head, newest turn, tail, '
+            'calls that wait', v_measure, r.trigger_tokens);
+    elsif r.window_tokens - r.expected_tokens < 0.15 * s.token_budget then
+        r.decision := 'skip';
+        r.reason := format('a summary would free only %s of %s tokens', r.window_tokens - r.expected_tokens, v_measure);
+    elsif p.compaction_mode = 'warn' then
+        r.decision := 'skip';
+        r.reason := format('%s tokens are over the trigger of %s; the profile only warns', v_measure, r.trigger_tokens);
+    else
+        r.decision := 'summarize';
+        r.reason := format('%s tokens are over the trigger of %s', v_measure, r.trigger_tokens);
+    end if;
+    return next r;
+end
+$$;
+
+-- What a summary after message M is made of: the line before it, then the ORIGINAL rows up to M, oldest first.
+create or replace function pycontext.compaction_source(chat_id text, after_message_id text)
+returns setof pycontext.compaction_source_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
+    v_to bigint := pycontext._place_of(s, after_message_id);
+    l pycontext.message := pycontext._line_before(chat_id, v_to);
+    f pycontext._line_frame_row;
+    v_request pycontext._thread_row;
+begin
+    s.lo_seq := coalesce(l.seq, pycontext._origin(s.source));
+    f := pycontext._line_frame(s, l, v_to);
+    if l.origin = 'compaction' then
+        return query select l.seq, l.message_id, l.kind, l.role, l.content, l.content #>> '{}', null::jsonb, null::text,
+            null::text, l.tokens, l.created_at, false, false, l.summary, s.edit_no;
+        if l.request_seq is not null and f.request_seq is distinct from l.request_seq then
+            -- stood in the window as a row of its own until now, and no summary has told it
+            v_request := pycontext._row_at(s, l.request_seq);
+            return query select v_request.seq, v_request.message_id, v_request.kind, v_request.role, v_request.content,
+                pycontext._content_text(v_request.content), null::jsonb, null::text, v_request.name, v_request.tokens,
+                v_request.created_at, false, false, null::jsonb, s.edit_no;
+        end if;
+    end if;
+    return query
+    select r.seq, r.message_id, r.kind, r.role, r.content, pycontext._content_text(r.content), r.tool_calls,
+        r.tool_call_id, r.name, r.tokens, r.created_at,
+        coalesce(r.unit_seq between f.head_from and f.head_to, false), coalesce(r.seq = f.request_seq, false), null::jsonb,
+        s.edit_no
+    from pycontext._thread_rows(chat_id, s.source, array[s.lo_seq + 1], array[v_to]) r
+    where r.seq <= v_to and (r.superseded_seq is null or r.superseded_seq > v_to)
+    order by r.unit_seq, r.seq;
+end
+$$;
+
+-- The seq of a live message of this chat, or PCX02.
+create or replace function pycontext._place_of(s pycontext._window_state, message_id text)
+returns bigint
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_seq bigint;
+begin
+    select r.seq into v_seq
+    from pycontext._thread_rows(s.chat_id, s.source, array[pycontext._origin(s.source)], array[4611686018427387904], null,
+        1, true, message_id => coalesce(_place_of.message_id, '')) r;
+    if v_seq is null then
+        perform pycontext._no_such_message(s.chat_id, message_id);
+    end if;
+    return v_seq;
+end
+$$;
+
+-- The newest live line placed before a seq.
+create or replace function pycontext._line_before(chat_id text, to_seq bigint)
+returns pycontext.message
+language sql stable
+as $$
+    select m from pycontext.message m
+    where m.chat_id = _line_before.chat_id and m.line_no > 0 and m.gone_act is null and m.seq < to_seq
+    order by m.seq desc, m.origin = 'reset' desc, m.line_no desc limit 1
+$$;
+
+-- What a line after M keeps in sight from before it: the head, and the newest real user message at M.
+create or replace function pycontext._line_frame(s pycontext._window_state, l pycontext.message, to_seq bigint)
+returns pycontext._line_frame_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    f pycontext._line_frame_row;
+    v_reset bigint := s.lo_seq;
+    v_row pycontext._thread_row;
+begin
+    s.hi_seq := to_seq;
+    if l.origin = 'compaction' then
+        f.head_from := l.head_from;
+        f.head_to := l.head_to;
+        f.head_frozen := l.head_frozen;
+        select coalesce(max(m.seq), pycontext._origin(s.source)) into v_reset
+        from pycontext.message m
+        where m.chat_id = s.chat_id and m.line_no > 0 and m.origin = 'reset' and m.gone_act is null and m.seq < to_seq;
+    elsif s.source is null and s.reset_seq = s.lo_seq and s.chat_head_to <= to_seq then
+        f.head_from := s.chat_head_from;
+        f.head_to := s.chat_head_to;
+        select sum(r.frozen_tokens) into f.head_frozen
+        from pycontext._thread_rows(s.chat_id, null, array[f.head_from], array[f.head_to]) r;
+    else
+        select t.head_from, t.head_to, t.head_frozen into f from pycontext._head_range(s) t;
+    end if;
+    v_row := pycontext._row_at(s, to_seq);
+    if not v_row.is_user then
+        v_row := pycontext._request_before(s, to_seq + 1, v_row.after_user, v_reset);
+    end if;
+    if (v_row.seq between f.head_from and f.head_to) is not true then
+        f.request_seq := v_row.seq;
+        f.request_frozen := v_row.frozen_tokens;
+    end if;
+    return f;
+end
+$$;
+
+-- Places a line after M under the chat's lock and brings the chat's figures up to date. The id is derived from
+-- (chat, M, origin, how many such lines at M are gone), so a retry, or a second tab, meets the row that is there.
+create or replace function pycontext._place_line(
+    s pycontext._window_state, place bigint, origin text, content jsonb, summary jsonb, segment jsonb, frame pycontext._line_frame_row)
+returns pycontext.message
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    r pycontext.message;
+    v_winner pycontext.message;
+    v_end record;
+    v_after record;
+    v_gone bigint;
+    v_now timestamptz := clock_timestamp();
+    v_rows bigint;
+begin
+    select t.* into c from pycontext.chat t where t.chat_id = s.chat_id;
+    select count(*) into v_gone
+    from pycontext.message t
+    where t.chat_id = c.chat_id and t.seq = place and t.line_no > 0 and t.origin = _place_line.origin and t.gone_act is not null;
+    r.chat_id := c.chat_id;
+    r.tenant := c.tenant;
+    r.seq := place;
+    r.kind := 'summary';
+    r.role := 'user';
+    r.unit_seq := place;
+    r.origin := origin;
+    r.message_id := 'sum_' || encode(substring(sha256(convert_to(
+        jsonb_build_array(c.chat_id, place, origin, v_gone)::text, 'UTF8')) from 1 for 12), 'hex');
+    r.content := content;
+    r.summary := summary;
+    r.segment := segment;
+    r.head_from := frame.head_from;
+    r.head_to := frame.head_to;
+    r.head_frozen := frame.head_frozen;
+    r.request_seq := frame.request_seq;
+    r.request_frozen := frame.request_frozen;
+    r.covers_from := (summary #>> '{covers,from_seq}')::bigint;
+    r.digest := pycontext._digest('user', content, null, null, null);
+    r.tokens := 4 + pycontext.estimate_tokens(pycontext._line_text(origin, r.covers_from, place, content #>> '{}'));
+    r.frozen_tokens := r.tokens;
+    r.stub_tokens := r.tokens;
+    r.images := 0;
+    r.calls := 0;
+    r.reasoning_tokens := 0;
+    r.is_user := false;
+    r.is_plain := true;
+    r.has_fence := false;
+    r.created_at := v_now;
+    r.at_act := c.act_no + 1;
+    -- totals of M itself: where the tail after this line begins
+    if c.source is null then
+        select x.running_total, x.running_stub into v_end
+        from pycontext.message x where x.chat_id = c.chat_id and x.seq = place and x.line_no = 0;
+        r.running_total := coalesce(v_end.running_total, 0);
+        r.running_stub := coalesce(v_end.running_stub, 0);
+    else
+        r.running_total := 0;
+        r.running_stub := 0;
+    end if;
+    select coalesce(max(x.line_no), 0) + 1 into r.line_no
+    from pycontext.message x where x.chat_id = c.chat_id and x.seq = place and x.line_no > 0;
+    insert into pycontext.message values (r.*) on conflict on constraint message_id_uq do nothing;
+    get diagnostics v_rows = row_count;
+    if v_rows = 0 then
+        -- a new statement: it sees the row that won
+        select x.* into v_winner from pycontext.message x where x.chat_id = c.chat_id and x.message_id = r.message_id;
+        return v_winner;
+    end if;
+    c.act_no := r.at_act;
+    insert into pycontext.act (chat_id, act_no, tenant, act, at_seq, details)
+    values (c.chat_id, c.act_no, c.tenant, case origin when 'reset' then 'reset' else 'summarized' end,
+        s.hi_seq, jsonb_build_object('summary_id', r.message_id, 'to_seq', place));
+    if (place, origin = 'reset') >= (coalesce(c.line_seq, -4611686018427387904), exists (
+        select from pycontext.message x where x.chat_id = c.chat_id and x.seq = c.line_seq and x.line_no = c.line_no
+            and x.origin = 'reset')) then
+        c.line_seq := place;
+        c.line_no := r.line_no;
+    end if;
+    if c.source is null then
+        -- figures of what follows the newest line
+        select coalesce(sum(x.tokens), 0) as live, coalesce(sum(greatest(x.tokens - x.frozen_tokens, 0)), 0) as excess
+        into v_after
+        from pycontext._thread_rows(c.chat_id, null, array[c.line_seq + 1], array[c.last_seq]) x;
+        c.live_tokens := v_after.live;
+        c.excess_tokens := v_after.excess;
+        c.straddles := c.straddles * int8multirange(int8range(c.line_seq + 1, null));
+    end if;
+    if origin = 'reset' then
+        c.reset_seq := greatest(c.reset_seq, place);
+        c.head_seq := null;
+        c.head_to := null;
+        c.is_head_open := true;
+        if c.request_seq <= place then
+            c.request_seq := null;
+        end if;
+    end if;
+    update pycontext.chat x
+    set act_no = c.act_no, line_seq = c.line_seq, line_no = c.line_no, live_tokens = c.live_tokens,
+        excess_tokens = c.excess_tokens, straddles = c.straddles, reset_seq = c.reset_seq, head_seq = c.head_seq, head_to = c.head_to,
+        is_head_open = c.is_head_open, request_seq = c.request_seq, updated_at = v_now
+    where x.chat_id = c.chat_id;
+    return r;
+end
+$$;
+
+create or replace function pycontext._log_pass(
+    c pycontext.chat, outcome text, reason text, from_seq bigint, to_seq bigint, summary_id text, token_budget integer,
+    tokens_before integer, tokens_after integer, details jsonb, at_seq bigint)
+returns void
+language sql volatile
+as $$
+    insert into pycontext.pass (chat_id, pass_no, tenant, act_no, at_seq, outcome, reason, trigger, from_seq, to_seq,
+        summary_id, token_budget, tokens_before, tokens_after, model, calls, prompt_tokens, completion_tokens, seconds, limits)
+    select c.chat_id, coalesce((select max(t.pass_no) from pycontext.pass t where t.chat_id = c.chat_id), 0) + 1, c.tenant,
+        (select t.act_no from pycontext.chat t where t.chat_id = c.chat_id), at_seq, outcome, left(reason, 500),
+        details ->> 'trigger', from_seq, to_seq, summary_id, token_budget, tokens_before, tokens_after,
+        details ->> 'model', (details ->> 'calls')::integer, (details ->> 'prompt_tokens')::integer,
+        (details ->> 'completion_tokens')::integer, (details ->> 'seconds')::numeric,
+        (select to_jsonb(p) - 'profile' - 'tenant' from pycontext.profile p where p.profile = c.profile)
+$$;
+
+-- Stores the summary of everything up to message M as a row of the chat, once: the row that is there wins and is
+-- returned. Checked before anything is written (PCX07): stale edit_no, empty, headings only, a fence, too large.
+create or replace function pycontext.put_summary(
+    chat_id text, after_message_id text, summary jsonb, segment jsonb default null, edit_no bigint default null,
+    token_budget integer default null, details jsonb default null)
+returns pycontext.message
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    s pycontext._window_state;
+    l pycontext.message;
+    r pycontext.message;
+    f pycontext._line_frame_row;
+    p pycontext.profile;
+    v_to bigint;
+    v_text text;
+    v_tokens integer;
+    v_covered bigint;
+    v_rows bigint;
+    v_before integer;
+    v_after integer;
+    v_limit integer;
+    v_live boolean;
+begin
+    c := pycontext._lock_chat(chat_id, false);
+    s := pycontext._chat_state(chat_id, token_budget, null);
+    select t.* into p from pycontext.profile t where t.profile = s.profile;
+    v_to := pycontext._place_of(s, after_message_id);
+    if edit_no is not null and edit_no <> c.edit_no then
+        perform pycontext._raise('PCX07', 'stale: the chat was edited while the summary was written',
+            format('edit_no was %s, is %s', edit_no, c.edit_no), 'plan again: select * from pycontext.compaction_plan(chat_id)');
+    end if;
+    v_live := exists (
+        select from pycontext.message m
+        where m.chat_id = c.chat_id and m.seq = v_to and m.origin = 'compaction' and m.gone_act is null);
+    if v_live then
+        -- a retry, or the tab that came second: the winner's text
+        select m.* into r from pycontext.message m
+        where m.chat_id = c.chat_id and m.seq = v_to and m.origin = 'compaction' and m.gone_act is null;
+        return r;
+    end if;
+    if jsonb_typeof(summary) is distinct from 'object' then
+        perform pycontext._raise('PCX07', 'a summary must be an object', format('got %s', left(summary::text, 200)),
+            'pass {"resolved": […], "pending": […], "active_task": …, "decisions": […], "facts": […], "artifacts": […], "notes": …}');
+    end if;
+    v_text := pycontext._summary_text(summary);
+    if v_text is null or v_text !~ '\S' then
+        perform pycontext._raise('PCX07', 'the summary is empty', format('keys: %s', (
+            select string_agg(k, ', ') from jsonb_object_keys(summary) k)), 'nothing was stored; try again with content');
+    end if;
+    if pycontext._has_fence(v_text) then
+        perform pycontext._raise('PCX07', 'the summary contains a fence tag', left(v_text, 200), 'take the tag out');
+    end if;
+    l := pycontext._line_before(chat_id, v_to);
+    s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
+    f := pycontext._line_frame(s, l, v_to);
+    select count(*), coalesce(sum(q.tokens) filter (where not coalesce(q.unit_seq between f.head_from and f.head_to, false)
+        and q.seq is distinct from f.request_seq), 0)
+    into v_rows, v_covered
+    from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) q;
+    if c.straddles @> v_to + 1 then
+        perform pycontext._raise('PCX07', 'the cut would split a call from its results',
+            format('after message %L (#%s)', after_message_id, v_to), 'cut after a whole unit, as compaction_plan does');
+    end if;
+    if exists (
+        select from jsonb_each(c.open_calls) o where o.value ? 'pending' and (o.value ->> 'seq')::bigint between s.lo_seq + 1 and v_to) then
+        perform pycontext._raise('PCX07', 'the cut takes in a call that waits for a person',
+            format('after message %L (#%s)', after_message_id, v_to), 'cut before it, as compaction_plan does');
+    end if;
+    v_tokens := pycontext.estimate_tokens(v_text);
+    v_limit := pycontext._summary_limit(p, least(s.token_budget, s.profile_budget));
+    -- the estimate is on the safe side: what a tokenizer finds within the limit passes
+    if v_tokens > v_limit * 1.5 or 0.8 * v_tokens + 40 >= v_covered + coalesce(l.tokens, 0) then
+        perform pycontext._raise('PCX07', 'the summary is larger than it may be or than what it replaces',
+            format('it is estimated at %s tokens, may take %s, and replaces %s', v_tokens, floor(v_limit * 1.5),
+                v_covered + coalesce(l.tokens, 0)),
+            'make it shorter; nothing was stored');
+    end if;
+    summary := summary || jsonb_build_object('covers', jsonb_build_object(
+        'from_seq', case when l.origin = 'compaction' then l.covers_from else coalesce((
+            select min(x.seq) from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) x), v_to) end,
+        'to_seq', v_to, 'rows', v_rows));
+    v_before := s.counted_tokens;
+    r := pycontext._place_line(s, v_to, 'compaction', to_jsonb(v_text), summary, segment, f);
+    select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;
+    perform pycontext._log_pass(c, 'summarized', details ->> 'reason',
+        case when l.seq is null then (summary #>> '{covers,from_seq}')::bigint else l.seq + 1 end, v_to, r.message_id, s.token_budget,
+        v_before, v_after, details, s.hi_seq);
+    return r;
+end
+$$;
+
+-- Logs an attempt that stored nothing: outcome failed or skipped, and why. No content is kept.
+create or replace function pycontext.fail_compaction(
+    chat_id text, after_message_id text, outcome text, reason text, details jsonb default null)
+returns void
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    r pycontext.compaction_plan_row;
+begin
+    if outcome is null or outcome not in ('failed', 'skipped') then
+        perform pycontext._raise('PCX02', 'outcome must be failed or skipped', format('outcome is %L', outcome),
+            'a summary that was stored is logged by put_summary');
+    end if;
+    c := pycontext._lock_chat(chat_id, false);
+    select p.* into r from pycontext.compaction_plan(chat_id) p;
+    perform pycontext._log_pass(c, outcome, reason, r.from_seq, case when after_message_id is not null
+        then pycontext._place_of(pycontext._chat_state(chat_id, null, null), after_message_id) else r.to_seq end, null, r.token_budget, r.window_tokens,
+        r.window_tokens, details, c.last_seq);
+end
+$$;
+
+-- "Start over": a line after the newest message; nothing from before it reaches the model any more.
+create or replace function pycontext.start_over(chat_id text, note text default null)
+returns pycontext.message
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    s pycontext._window_state;
+    f pycontext._line_frame_row;
+begin
+    c := pycontext._lock_chat(chat_id, false);
+    s := pycontext._chat_state(chat_id, null, null);
+    if c.source is null and c.last_seq = 0 then
+        perform pycontext._raise('PCX02', 'there is nothing to start over from', format('chat %L has no message', chat_id),
+            'append a message first');
+    end if;
+    if pycontext._has_fence(note) then
+        note := pycontext._escape_fences(note);
+    end if;
+    return pycontext._place_line(s, s.hi_seq, 'reset', to_jsonb(coalesce(note, '')),
+        jsonb_build_object('covers', jsonb_build_object('to_seq', s.hi_seq)), null, f);
+end
+$$;
+
+create or replace view pycontext.compaction_history with (security_invoker = true) as
+select p.chat_id, p.pass_no, p.created_at, p.outcome, p.trigger, p.from_seq, p.to_seq, p.tokens_before, p.tokens_after,
+    p.tokens_before - p.tokens_after as saved_tokens, p.token_budget, p.model, p.calls, p.prompt_tokens,
+    p.completion_tokens, p.seconds, p.summary_id, p.reason
+from pycontext.pass p;

@@ -1,0 +1,128 @@
+-- Rows of a chat that no tokenizer has counted, newest first, as the texts to count: tokens of a row = overhead +
+-- the sum over texts. encoding null: the chat's own.
+create or replace function pycontext.uncounted_messages(
+    chat_id text, encoding text default null, max_rows integer default 1000)
+returns setof pycontext.uncounted_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    p pycontext.profile;
+    v_encoding text;
+begin
+    select t.* into c from pycontext.chat t where t.chat_id = uncounted_messages.chat_id;
+    if not found then
+        select d.source into c.source from pycontext.source d where d.is_default;
+        if not found then
+            perform pycontext._no_such_chat(chat_id);
+        end if;
+        c.profile := 'default';
+        c.chat_id := chat_id;
+    end if;
+    select t.* into p from pycontext.profile t where t.profile = c.profile;
+    v_encoding := coalesce(encoding, p.encoding);
+    if c.source is null and v_encoding = p.encoding then
+        return query
+        select r.seq, r.line_no, r.message_id, k.overhead, k.texts || k.reasoning, v_encoding
+        from (
+            select m.* from pycontext.message m
+            where m.chat_id = c.chat_id and m.encoding is null
+            order by m.seq desc, m.line_no desc limit max_rows) r
+        cross join lateral pycontext._count_pieces(
+            case when r.line_no > 0 then to_jsonb(pycontext._line_text(r.origin, r.covers_from, r.seq, r.content #>> '{}'))
+                when r.is_plain then r.content
+                else pycontext._rendered(r.content, r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id,
+                    r.calls > 0) end,
+            r.tool_calls, case when r.role = 'tool' and r.unit_seq = r.seq then 'user' else r.role end, r.name,
+            p.image_tokens) k
+        union all
+        select 0, 0::smallint, null, 4, array[t.content], v_encoding
+        from pycontext.prompt t
+        where t.chat_id = c.chat_id and t.encoding is null
+            and t.act_no = (select max(q.act_no) from pycontext.prompt q where q.chat_id = c.chat_id);
+    else
+        return query
+        select r.seq, r.line_no, r.message_id, k.overhead, k.texts || k.reasoning, v_encoding
+        from (
+            select t.* from pycontext._thread_rows(uncounted_messages.chat_id, c.source,
+                array[pycontext._origin(c.source)], array[4611686018427387904], null, max_rows, true) t) r
+        cross join lateral pycontext._count_pieces(
+            case when r.is_plain then r.content
+                else pycontext._rendered(r.content, r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id,
+                    r.calls > 0) end,
+            r.tool_calls, case when r.role = 'tool' and r.unit_seq = r.seq then 'user' else r.role end, r.name,
+            p.image_tokens) k
+        where not exists (
+            select from pycontext.token_count t
+            where t.chat_id = uncounted_messages.chat_id and t.seq = r.seq and t.line_no = 0 and t.encoding = v_encoding);
+    end if;
+end
+$$;
+
+-- Stores exact counts: [{"seq": …, "line_no": …, "tokens": …}]; seq 0 is the system prompt. Once per message and
+-- encoding. Returns how many were new.
+create or replace function pycontext.cache_token_counts(chat_id text, encoding text, counts jsonb)
+returns integer
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    v_own text;
+    v_rows integer := 0;
+    v_prompt integer := 0;
+    t record;
+begin
+    if coalesce(jsonb_typeof(counts), 'null') <> 'array' or exists (
+        select from jsonb_array_elements(counts) e
+        where coalesce(e.value ->> 'seq', '') !~ '^-?[0-9]{1,18}$' or coalesce(e.value ->> 'tokens', '') !~ '^[0-9]{1,9}$'
+            or coalesce(e.value ->> 'line_no', '0') !~ '^[0-9]{1,4}$') then
+        perform pycontext._raise('PCX02', 'counts must be an array of {"seq", "tokens"}', left(counts::text, 200),
+            'pass what uncounted_messages returned, counted');
+    end if;
+    if encoding is null or encoding not in ('o200k_base', 'cl100k_base') then
+        perform pycontext._raise('PCX02', 'unknown encoding', format('encoding is %L', encoding),
+            'use o200k_base or cl100k_base');
+    end if;
+    c := pycontext._lock_chat(chat_id, false);
+    select p.encoding into v_own from pycontext.profile p where p.profile = c.profile;
+    if c.source is null and encoding = v_own then
+        with new as (
+            select (e.value ->> 'seq')::bigint as seq, coalesce((e.value ->> 'line_no')::smallint, 0) as line_no,
+                (e.value ->> 'tokens')::integer as tokens
+            from jsonb_array_elements(counts) e
+        ), done as (
+            update pycontext.message m
+            set tokens = n.tokens, encoding = cache_token_counts.encoding
+            from new n
+            where m.chat_id = c.chat_id and m.seq = n.seq and m.line_no = n.line_no and m.encoding is null
+            returning m.seq, m.line_no, m.tokens, m.frozen_tokens
+        )
+        select count(*)::integer as rows,
+            coalesce(sum(d.tokens - d.frozen_tokens) filter (where d.line_no = 0 and d.seq > coalesce(c.line_seq, 0)), 0) as live,
+            coalesce(sum(greatest(d.tokens - d.frozen_tokens, 0))
+                filter (where d.line_no = 0 and d.seq > coalesce(c.line_seq, 0)), 0) as excess
+        into t from done d;
+        v_rows := t.rows;
+        update pycontext.chat x
+        set live_tokens = x.live_tokens + t.live, excess_tokens = x.excess_tokens + t.excess
+        where x.chat_id = c.chat_id and (t.live <> 0 or t.excess <> 0);
+        update pycontext.prompt q
+        set tokens = (e.value ->> 'tokens')::integer, encoding = cache_token_counts.encoding
+        from jsonb_array_elements(counts) e
+        where q.chat_id = c.chat_id and q.encoding is null and (e.value ->> 'seq')::bigint = 0
+            and q.act_no = (select max(z.act_no) from pycontext.prompt z where z.chat_id = c.chat_id);
+        get diagnostics v_prompt = row_count;
+        return v_rows + v_prompt;
+    end if;
+    insert into pycontext.token_count (chat_id, seq, line_no, encoding, tenant, tokens)
+    select c.chat_id, (e.value ->> 'seq')::bigint, coalesce((e.value ->> 'line_no')::smallint, 0),
+        cache_token_counts.encoding, c.tenant, (e.value ->> 'tokens')::integer
+    from jsonb_array_elements(counts) e
+    order by 2, 3
+    on conflict on constraint token_count_pk do nothing;
+    get diagnostics v_rows = row_count;
+    return v_rows;
+end
+$$;

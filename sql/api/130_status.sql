@@ -1,0 +1,73 @@
+create or replace function pycontext.schema_version()
+returns text
+language sql immutable parallel safe
+set search_path = ''
+as $$
+    select '0.1.0.dev0'
+$$;
+
+-- One chat in one row: its limits, what its window takes now, its newest line.
+create or replace function pycontext.window_status(chat_id text)
+returns setof pycontext.window_status_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
+    r pycontext.window_status_row;
+begin
+    r.chat_id := s.chat_id;
+    r.profile := s.profile;
+    r.encoding := s.encoding;
+    r.token_scale := s.token_scale;
+    r.token_budget := s.token_budget;
+    select 3 + sum(w.tokens), bool_or(w.section = 'omitted' or w.is_shortened) into r.window_tokens, r.is_degraded
+    from pycontext.working_window(chat_id) w;
+    select p.trigger_tokens into r.trigger_tokens from pycontext.compaction_plan(chat_id) p;
+    r.messages := case when s.source is null then s.hi_seq end;
+    r.last_seq := s.hi_seq;
+    r.line_id := s.line_id;
+    r.line_seq := s.line_seq;
+    r.line_origin := s.line_origin;
+    r.uncounted := case when s.source is null then (
+        select count(*) from (
+            select from pycontext.message m
+            where m.chat_id = window_status.chat_id and m.encoding is null limit 10000) u) end;
+    r.act_no := s.act_no;
+    r.edit_no := s.edit_no;
+    return next r;
+end
+$$;
+
+-- The state of the installation over all chats: a row a finding, with what to do about it. Looks at no content.
+create or replace function pycontext.status()
+returns setof pycontext.finding_row
+language sql stable
+set search_path = ''
+as $$
+    select 'info', 'schema', format('version %s, PostgreSQL %s', pycontext.schema_version(),
+        current_setting('server_version')), null::text
+    union all
+    select 'info', 'chats', format('%s chats, %s messages', (select count(*) from pycontext.chat),
+        (select coalesce(sum(c.last_seq), 0) from pycontext.chat c where c.source is null)), null
+    union all
+    select 'warning', 'uncounted rows', format('%s rows in %s chats are estimated, not counted', sum(u.n), count(*)),
+        'count them: db.count_tokens(chat_id), or read the chat through the Python turn handler'
+    from (
+        select count(*) as n from pycontext.message m where m.encoding is null and m.gone_act is null
+        group by m.chat_id) u
+    having count(*) > 0
+    union all
+    select 'error', 'failed compactions', format('%s chats have a failed last pass, newest: %s', count(*),
+        (array_agg(f.reason order by f.created_at desc))[1]),
+        'see: select * from pycontext.compaction_history where outcome = ''failed'''
+    from (
+        select distinct on (p.chat_id) p.chat_id, p.outcome, p.reason, p.created_at
+        from pycontext.pass p order by p.chat_id, p.pass_no desc) f
+    where f.outcome = 'failed'
+    having count(*) > 0
+    union all
+    select 'info', 'source', format('%s reads %s%s', s.source, s.relation, case when s.is_default
+        then ', for every chat id without a row of its own' else '' end), null
+    from pycontext.source s
+$$;
