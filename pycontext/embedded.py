@@ -340,27 +340,30 @@ class Server:
         temporary.rename(self.data)
 
     def _ensure_running(self) -> None:
-        if self._answers():
-            return
-        if self._pg_ctl("status", check=False) != 0:
-            self._write_settings()
-            try:
-                self._pg_ctl("start", "-w", "-t", str(_START_SECONDS), "-l", str(self.log))
-            except subprocess.CalledProcessError as error:
-                tail = self.log.read_text(errors="replace").splitlines()[-8:] if self.log.exists() else []
-                raise EmbeddedUnavailable(
-                    "the embedded server does not start",
-                    detail="\n".join(tail) or str(error),
-                    hint=f"its log is {self.log}",
-                ) from error
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
-            if time.monotonic() > deadline:
+            # Asked each time: one that is still there may be going down.
+            if self._pg_ctl("status", check=False) != 0:
+                self._launch()
+            elif time.monotonic() > deadline:
                 raise EmbeddedUnavailable(
                     "the embedded server does not answer",
                     hint=f"its log is {self.log}; its socket is in {self.socket_dir}",
                 )
-            time.sleep(0.05)
+            else:
+                time.sleep(0.05)
+
+    def _launch(self) -> None:
+        self._write_settings()
+        try:
+            self._pg_ctl("start", "-w", "-t", str(_START_SECONDS), "-l", str(self.log))
+        except subprocess.CalledProcessError as error:
+            tail = self.log.read_text(errors="replace").splitlines()[-8:] if self.log.exists() else []
+            raise EmbeddedUnavailable(
+                "the embedded server does not start",
+                detail="\n".join(tail) or str(error),
+                hint=f"its log is {self.log}",
+            ) from error
 
     def _write_settings(self) -> None:
         folder = self.socket_dir

@@ -291,6 +291,8 @@ comment on column pycontext.turn_start.is_answered is
 comment on column pycontext.turn_start.prompt_differs is
     'True: system_prompt is not the one stored on the chat. The stored one was sent.';
 comment on column pycontext.turn_start.decision is 'What compaction_plan decided: none, prune, summarize or skip.';
+comment on column pycontext.turn_start.encoding is
+    'Tokenizer of the chat''s profile, for callers who count what they add.';
 comment on column pycontext.turn_start.reason is 'Why.';
 
 comment on view pycontext.window_status_row is

@@ -35,6 +35,23 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def once() -> Iterator[Path]:
+    """A folder whose server was started before, to be copied: making one takes seconds."""
+    path = Path(tempfile.mkdtemp(prefix="pycontext-once-", dir="/tmp"))
+    path.chmod(0o755)
+    out, err = run(path / "data").communicate(timeout=90)
+    assert out, err
+    yield path / "data"
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def data(folder: Path, once: Path) -> Path:
+    subprocess.run(["cp", "-a", once, folder / "data"], check=True)
+    return folder / "data"
+
+
 PROGRAM = """
 import sys
 from pycontext.embedded import start
@@ -88,8 +105,7 @@ def test_processes_at_once_share_one_server(folder: Path) -> None:
 WAIT = PROGRAM + "sys.stdin.readline()\n"
 
 
-def test_the_last_user_stops_the_server(folder: Path) -> None:
-    data = folder / "last"
+def test_the_last_user_stops_the_server(data: Path) -> None:
     first = run(data, WAIT)
     assert first.stdout is not None
     first.stdout.readline()
@@ -102,8 +118,7 @@ def test_the_last_user_stops_the_server(folder: Path) -> None:
     assert not running(data)
 
 
-def test_a_killed_process_leaves_a_server_that_the_next_one_takes_over(folder: Path) -> None:
-    data = folder / "killed"
+def test_a_killed_process_leaves_a_server_that_the_next_one_takes_over(data: Path) -> None:
     first = run(data, WAIT)
     assert first.stdout is not None
     first.stdout.readline()
@@ -115,13 +130,13 @@ def test_a_killed_process_leaves_a_server_that_the_next_one_takes_over(folder: P
     assert not running(data)
 
 
-def test_a_killed_server_starts_again(folder: Path) -> None:
-    server = Server(folder / "crash")
+def test_a_killed_server_starts_again(data: Path) -> None:
+    server = Server(data)
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         conn.execute("create table kept as select 1 as n")
     os.kill(int((server.data / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
-    again = Server(folder / "crash")
+    again = Server(data)
     again.start()
     try:
         with psycopg.connect(again.dsn()) as conn:
@@ -129,41 +144,41 @@ def test_a_killed_server_starts_again(folder: Path) -> None:
     finally:
         again.release()
         server.release()
-    assert not running(folder / "crash")
+    assert not running(data)
 
 
-def test_a_path_too_long_for_a_socket(folder: Path) -> None:
-    with Server(folder / ("long name " * 12).strip()) as server:
+def test_a_path_too_long_for_a_socket(data: Path) -> None:
+    with Server(data.rename(data.with_name(("long name " * 12).strip()))) as server:
         assert server.socket_dir != server.root
         psycopg.connect(server.dsn()).close()
         shutil.rmtree(server.socket_dir, ignore_errors=True)
 
 
-def test_odd_characters_in_the_path(folder: Path) -> None:
-    with Server(folder / "it's, 100% «ок» #1") as server:
+def test_odd_characters_in_the_path(data: Path) -> None:
+    with Server(data.rename(data.with_name("it's, 100% «ок» #1"))) as server:
         psycopg.connect(server.dsn()).close()
 
 
-def test_the_schema_is_brought_up_to_date(folder: Path) -> None:
-    found = start(folder / "old")
+def test_the_schema_is_brought_up_to_date(data: Path) -> None:
+    found = start(data)
     with psycopg.connect(found.dsn, autocommit=True) as conn:
         assert install.schema_state(conn) == "current"
         assert conn.execute("select count(*) from migration").fetchone() != (0,)  # the search path is set
         conn.execute("comment on table pycontext.migration is 'another build'")
         assert install.schema_state(conn) == "older"
-        assert start(folder / "old") == found
+        assert start(data) == found
         assert install.schema_state(conn) == "current"
 
 
-def test_a_development_versions_database_is_kept_aside(folder: Path) -> None:
-    found = start(folder / "dev")
+def test_a_development_versions_database_is_kept_aside(data: Path) -> None:
+    found = start(data)
     with psycopg.connect(found.dsn, autocommit=True) as conn:
         conn.execute("create table public.precious as select 1 as n")
         conn.execute("update pycontext.migration set sha256 = 'other'")
         with pytest.raises(EmbeddedUnavailable, match="in use"):
-            start(folder / "dev")
+            start(data)
     with pytest.warns(UserWarning, match="kept as pycontext_until_"):
-        assert start(folder / "dev") == found
+        assert start(data) == found
     with psycopg.connect(found.dsn, autocommit=True) as conn:
         assert install.schema_state(conn) == "current"
         row = conn.execute(
@@ -174,8 +189,8 @@ def test_a_development_versions_database_is_kept_aside(folder: Path) -> None:
         assert conn.execute("select n from precious").fetchone() == (1,)
 
 
-def test_psql_is_in_the_wheel(folder: Path) -> None:
-    found = start(folder / "psql")
+def test_psql_is_in_the_wheel(data: Path) -> None:
+    found = start(data)
     assert psql(["-X", "-c", "select 1"], dsn=found.dsn) == 0
     assert psql(["-X", "-v", "ON_ERROR_STOP=1", "-c", "select no"], dsn=found.dsn) != 0
 

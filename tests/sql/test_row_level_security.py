@@ -209,7 +209,6 @@ def test_a_chat_is_not_made_for_another_tenant(isolated: str) -> None:
         assert [row["chat_id"] for row in rows(conn, "chat")] == ["chat_a"]
 
 
-@pytest.mark.xfail(strict=True, reason="create_chat does not look at the tenant that the session has named")
 @pytest.mark.parametrize(
     "call",
     [
@@ -224,7 +223,6 @@ def test_a_chat_of_another_tenant_is_refused_by_name(isolated: str, call: str) -
     assert caught.value.sqlstate == "PCX10"
 
 
-@pytest.mark.xfail(strict=True, reason="create_chat does not look at the tenant that the session has named")
 @pytest.mark.parametrize(
     "call",
     ["select pycontext.create_chat('chat_new')", """select pycontext.start_turn('chat_new', '"hello"')"""],
