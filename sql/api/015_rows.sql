@@ -37,7 +37,7 @@ select
     null::integer as trigger_tokens, null::integer as target_tokens, null::integer as head_tokens,
     null::integer as summary_tokens, null::integer as tail_tokens, null::bigint as from_seq, null::bigint as to_seq,
     null::text as after_message_id, null::integer as covered_tokens, null::integer as max_summary_tokens,
-    null::integer as expected_tokens, null::bigint as edit_no
+    null::integer as expected_tokens, null::bigint as edit_no, null::bigint as prune_to_seq, null::integer as prune_tokens
 where false;
 
 create or replace view pycontext.compaction_source_row as
@@ -64,7 +64,7 @@ select
     m.chat_id, m.gone_act, m.seq, m.line_no, m.kind, m.role, m.unit_seq, m.tokens, m.frozen_tokens, m.stub_tokens,
     m.reasoning_tokens, m.running_total, m.running_stub, m.images, m.calls, m.is_user, m.is_plain, m.has_fence,
     m.after_user, m.superseded_seq, m.at_act, m.encoding, m.message_id, m.tool_call_id, m.name, m.created_at,
-    m.origin, m.stub, m.content, m.tool_calls, m.metadata, m.summary
+    m.origin, m.stub, m.stub_calls, m.content, m.tool_calls, m.metadata, m.summary
 from pycontext.message m;
 
 create or replace view pycontext._thread_row with (security_invoker = true) as
@@ -88,6 +88,7 @@ select
     null::bigint as line_covers_from, null::timestamptz as line_created_at, null::bigint as line_total,
     null::bigint as request_seq, null::bigint as head_from, null::bigint as head_to, null::integer as head_frozen,
     null::bigint as chat_head_from, null::bigint as chat_head_to, null::bigint as reset_seq,
+    null::bigint as prune_unit, null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request,
     null::text as mode, null::bigint as first_unit, null::bigint as marker_from, null::bigint as marker_to,
     null::bigint as marker_tokens, null::bigint as border_request
 where false;

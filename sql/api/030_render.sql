@@ -209,13 +209,18 @@ language plpgsql immutable parallel safe
 set search_path = ''
 as $$
 declare
-    v_edge text := left(body, 4000) || E'\n' || right(body, 1500);
+    v_edge text := left(body, 400) || E'\n' || right(body, 600);
     v_exit text := substring(v_edge from '(?i)exit(?:ed)?(?: with)?(?: code| status)?[:= ]+(-?[0-9]{1,3})\M');
-    v_line text;
+    v_first text := substring(body from '\S[^\n]*');
+    v_last text := substring(right(body, 400) from '[^\n]*\S(?=\s*$)');
+    v_line text := v_first;
 begin
-    v_line := substring(v_edge from '(?in)^[^\n]*\m(?:error|exception|traceback|failed|fatal|denied|not found)\M[^\n]*');
-    v_line := coalesce(v_line, substring(v_edge from '(?n)^[^\n]*\w[^\n]*'), '');
-    v_line := left(btrim(regexp_replace(v_line, '\s+', ' ', 'g')), 120);
+    -- an error is told where it stands: in the last line of a failed run, else the first line says most
+    if (is_error or v_exit <> '0' or v_last ~* '^\s*\S*(error|exception|fatal|failed|denied)\M')
+        and v_last <> v_first then
+        v_line := v_last;
+    end if;
+    v_line := left(btrim(regexp_replace(coalesce(v_line, ''), '\s+', ' ', 'g')), 120);
     return pycontext._escape_fences(format('[%s%s: %s%s characters, %s lines%s; shortened, full text is #%s]',
         coalesce(tool, 'tool'), coalesce(' ' || argument, ''), case when is_error then 'error, ' else '' end,
         length(body), length(body) - length(replace(body, E'\n', '')) + 1,
@@ -228,8 +233,8 @@ create or replace function pycontext._main_argument(arguments text)
 returns text
 language sql immutable parallel safe
 as $$
-    select left(coalesce(
+    select left(replace(replace(coalesce(
         substring(left(arguments, 4000) from
             '"(?:path|file_path|filename|file|command|cmd|query|url|id|order_id|user_id|reservation_id|name)"\s*:\s*"((?:[^"\\]|\\.)+)"'),
-        substring(left(arguments, 4000) from ':\s*"((?:[^"\\]|\\.)+)"')), 80)
+        substring(left(arguments, 4000) from ':\s*"((?:[^"\\]|\\.)+)"')), '\n', ' '), '\"', '"'), 80)
 $$;

@@ -70,7 +70,7 @@ begin
             c.is_user, c.is_plain, c.has_fence, null::bigint,
             case when c.role = 'tool' and c.unit_seq <> c.seq then
                 lead(c.seq) over (partition by c.role, c.unit_seq, c.tool_call_id order by c.seq) end,
-            0::bigint, c.encoding, c.message_id, c.tool_call_id, c.name, c.created_at, null::text, null::text,
+            0::bigint, c.encoding, c.message_id, c.tool_call_id, c.name, c.created_at, null::text, null::text, null::jsonb,
             c.content, case when c.calls > 0 then c.tool_calls end, c.metadata, null::jsonb
         from counted c
         window w as (order by c.seq desc)

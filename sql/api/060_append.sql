@@ -232,12 +232,20 @@ begin
                 coalesce(r.metadata ->> 'is_error', m ->> 'is_error', '') = 'true', r.seq);
             r.stub_tokens := 14 + pycontext.estimate_tokens(r.stub)
                 + case when r.name is null then 0 else 1 + pycontext.estimate_tokens(r.name) end;
-            if r.stub_tokens >= r.tokens then
-                r.stub := null;
-                r.stub_tokens := r.tokens;
-            end if;
+        elsif r.calls > 0 and r.tokens > 200 then
+            select jsonb_agg(jsonb_set(e.value, '{function,arguments}', to_jsonb(pycontext._shorten_arguments(
+                e.value #>> '{function,arguments}', 80, r.seq))) order by e.ordinality)
+            into r.stub_calls from jsonb_array_elements(r.tool_calls) with ordinality e;
+            select * into k from pycontext._count_pieces(v_rendered, r.stub_calls, r.role, r.name, p.image_tokens);
+            r.stub_tokens := 2 + k.overhead + pycontext._estimate_pieces(k.texts) + r.reasoning_tokens;
         elsif r.images > 0 then
             r.stub_tokens := r.tokens - r.images * (p.image_tokens - 16);
+        end if;
+        if r.stub_tokens > 0.8 * r.tokens then
+            -- not worth another form of the row
+            r.stub := null;
+            r.stub_calls := null;
+            r.stub_tokens := r.tokens;
         end if;
 
         -- the chat's running figures

@@ -185,7 +185,7 @@ declare
 begin
     select t.chat_id, t.source, t.profile, t.token_scale, t.tool_tokens, t.last_seq, t.act_no, t.edit_no, t.total_tokens,
         t.stub_total, t.live_tokens, t.excess_tokens, t.line_seq, t.line_no, t.reset_seq, t.request_seq, t.head_seq,
-        t.head_to, t.open_calls, t.straddles, p.encoding, p.image_tokens, p.head_tokens, p.tail_ratio,
+        t.head_to, t.open_calls, t.straddles, t.prune_unit, t.prune_total, t.prune_stub, t.prune_request, p.encoding, p.image_tokens, p.head_tokens, p.tail_ratio,
         pycontext._budget(p, t.tool_tokens, t.token_scale) as budget
     into c
     from pycontext.chat t
@@ -197,7 +197,8 @@ begin
             0::bigint as act_no, 0::bigint as edit_no, 0::bigint as total_tokens, 0::bigint as stub_total,
             0::bigint as live_tokens, 0::bigint as excess_tokens, null::bigint as line_seq, null::smallint as line_no,
             0::bigint as reset_seq, null::bigint as request_seq, null::bigint as head_seq, null::bigint as head_to,
-            '{}'::jsonb as open_calls, '{}'::int8multirange as straddles, p.encoding, p.image_tokens, p.head_tokens,
+            '{}'::jsonb as open_calls, '{}'::int8multirange as straddles, null::bigint as prune_unit,
+            null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request, p.encoding, p.image_tokens, p.head_tokens,
             p.tail_ratio, pycontext._budget(p, 0, p.token_scale) as budget
         into c
         from pycontext.source d
@@ -311,6 +312,23 @@ begin
     s.prompt_encoding := q.encoding;
     s.prompt_created_at := q.created_at;
 
+    if as_of is null then
+        s.prune_unit := c.prune_unit;
+        s.prune_total := c.prune_total;
+        s.prune_stub := c.prune_stub;
+        s.prune_request := c.prune_request;
+    else
+        select (a.details ->> 'prune_unit')::bigint, (a.details ->> 'prune_total')::bigint,
+            (a.details ->> 'prune_stub')::bigint, (a.details ->> 'prune_request')::bigint
+        into s.prune_unit, s.prune_total, s.prune_stub, s.prune_request
+        from pycontext.act a
+        where a.chat_id = c.chat_id and a.act_no <= s.hi_act and a.act = 'pruned'
+        order by a.act_no desc limit 1;
+    end if;
+    if s.prune_unit <= coalesce(l.seq, 0) + 1 then
+        s.prune_unit := null;  -- the line has gone past it
+    end if;
+
     s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
     s.total_base := s.line_total;
     s.stub_base := coalesce(l.running_stub, 0);
@@ -355,12 +373,13 @@ declare
     v_tail_tokens bigint := floor(s.tail_ratio * s.token_budget);
     v_grid numeric;
     v_total bigint;
+    v_cost bigint;
     v_low bigint;
     v_high bigint;
     v_mid bigint;
 begin
     s.mode := 'full';
-    if s.total_hi - s.total_base <= v_avail then
+    if s.prune_unit is null and s.total_hi - s.total_base <= v_avail then
         return s;
     end if;
 
@@ -396,6 +415,27 @@ begin
         end if;
     end if;
 
+    -- what the last pruning pass settled stays: one border, until the next pass or a line goes past it
+    if s.prune_unit is not null then
+        if s.prune_unit <= s.lo_seq + 1 then
+            s.prune_unit := null;
+            if s.total_hi - s.total_base <= v_avail then
+                s.head_from := null;
+                s.head_to := null;
+                return s;
+            end if;
+        else
+            v_request := pycontext._row_at(s, s.prune_request);
+            if s.prune_stub - s.stub_base + s.total_hi - s.prune_total
+                + coalesce(v_request.frozen_tokens - v_request.stub_tokens, 0) <= v_avail then
+                s.mode := 'prune';
+                s.first_unit := s.prune_unit;
+                s.border_request := s.prune_request;
+                return s;
+            end if;
+        end if;
+    end if;
+
     -- one grid for both kinds of border: thirds of the profile's budget, halved for a smaller model; a foreign row
     -- has no frozen total to stand on
     v_grid := 1;
@@ -416,8 +456,10 @@ begin
         if v_tail.unit_seq is null then
             v_tail := pycontext._newest_unit(s);
         end if;
-        if v_tail.start_stub - s.stub_base + s.total_hi - v_tail.start_total <= v_avail then
-            v_low := greatest(ceil((s.total_hi - v_avail) / v_grid), floor(s.total_base / v_grid) + 1);
+        if v_tail.start_stub - s.stub_base + s.total_hi - v_tail.start_total <= v_avail
+            and v_tail.unit_seq > coalesce(s.prune_unit, 0) then
+            v_low := greatest(ceil((s.total_hi - v_avail) / v_grid),
+                floor(greatest(s.total_base, s.prune_total) / v_grid) + 1);
             v_high := floor(v_tail.start_total / v_grid);
             b := v_tail;
             loop
@@ -442,7 +484,20 @@ begin
         end if;
     end if;
 
-    v_total := ceil(ceil((s.total_hi - v_avail) / v_grid) * v_grid);
+    -- the smallest border that does; rows after it and before the pruning pass's border stay pruned
+    v_high := ceil((s.total_hi - v_avail) / v_grid);
+    v_low := case when s.prune_unit is null then v_high else floor(s.total_base / v_grid) + 1 end;
+    while v_low < v_high and v_avail > 0 loop
+        v_mid := (v_low + v_high) / 2;
+        b := pycontext._border(s, ceil(v_mid * v_grid)::bigint);
+        if b.unit_seq < s.prune_unit and s.prune_stub - b.start_stub + s.total_hi - s.prune_total > v_avail
+            or b.unit_seq >= s.prune_unit and s.total_hi - b.start_total > v_avail then
+            v_low := v_mid + 1;
+        else
+            v_high := v_mid;
+        end if;
+    end loop;
+    v_total := ceil(v_high * v_grid);
     loop
         b := null;
         if v_avail > 0 and v_total <= s.total_hi then
@@ -460,16 +515,20 @@ begin
                 b := v_tail;
             end if;
         end if;
-        s.first_unit := b.unit_seq;
-        s.marker_from := s.lo_seq + 1;
-        s.marker_to := b.unit_seq - 1;
-        s.marker_tokens := b.start_total - s.total_base;
+        v_cost := case when b.unit_seq < s.prune_unit then s.prune_stub - b.start_stub + s.total_hi - s.prune_total
+            else s.total_hi - b.start_total end;
         v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
-        s.border_request := v_request.seq;
-        if s.total_hi - b.start_total + coalesce(v_request.frozen_tokens, 0)
-            + pycontext._marker_cost(s.marker_from, s.marker_to, s.marker_tokens) <= v_avail then
-            s.mode := 'omit';
-            return s;
+        if v_cost + coalesce(v_request.frozen_tokens, 0) <= v_avail or b.unit_seq = v_tail.unit_seq then
+            s.first_unit := b.unit_seq;
+            s.marker_from := s.lo_seq + 1;
+            s.marker_to := b.unit_seq - 1;
+            s.marker_tokens := b.start_total - s.total_base;
+            s.border_request := v_request.seq;
+            if v_cost + coalesce(v_request.frozen_tokens, 0)
+                + pycontext._marker_cost(s.marker_from, s.marker_to, s.marker_tokens) <= v_avail then
+                s.mode := 'omit';
+                return s;
+            end if;
         end if;
         exit when b.unit_seq = v_tail.unit_seq;
         v_total := v_total + ceil(v_grid);

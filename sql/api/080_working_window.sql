@@ -35,24 +35,24 @@ as $$
     select r.section_no, r.chat_id, r.gone_act, r.seq, r.line_no, r.kind,
         case when r.role = 'tool' and r.unit_seq = r.seq then 'user' else r.role end,
         r.unit_seq,
-        case when not c.is_short then r.tokens when r.stub is not null then r.stub_tokens
+        case when not c.is_short then r.tokens when r.stub is not null or r.stub_calls is not null then r.stub_tokens
             else r.tokens - r.frozen_tokens + r.stub_tokens end
             - case when r.seq < turn_seq then r.reasoning_tokens else 0 end,
         r.frozen_tokens, r.stub_tokens, r.reasoning_tokens, r.running_total, r.running_stub, r.images, r.calls,
         r.is_user, not c.is_short, r.has_fence, r.after_user, r.superseded_seq, r.at_act,
         case when not c.is_short then r.encoding end,
         r.message_id, case when r.role = 'tool' and r.unit_seq <> r.seq then r.tool_call_id end,
-        r.name, r.created_at, r.origin, r.stub,
+        r.name, r.created_at, r.origin, r.stub, r.stub_calls,
         case
-            when r.is_plain and r.reasoning_tokens = 0 and not c.is_short then r.content
+            when r.is_plain and r.reasoning_tokens = 0 and (not c.is_short or r.stub is null and r.images = 0) then r.content
             when c.is_short and r.stub is not null then to_jsonb(r.stub)
             else pycontext._rendered(
                 pycontext._reduced(r.content, r.seq, c.is_short, r.reasoning_tokens > 0 and r.seq < turn_seq),
                 r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id, r.calls > 0)
         end,
-        r.tool_calls, r.metadata, null::jsonb
+        case when c.is_short and r.stub_calls is not null then r.stub_calls else r.tool_calls end, r.metadata, null::jsonb
     from pycontext._thread_rows(chat_id, source, from_unit, to_unit, act) r
-    cross join lateral (select (is_pruned[r.section_no] and (r.stub is not null or r.images > 0)
+    cross join lateral (select (is_pruned[r.section_no] and r.stub_tokens < r.frozen_tokens
         and r.seq is distinct from border_request) is true as is_short) c
     where r.seq <= hi_seq and (r.superseded_seq is null or r.superseded_seq > hi_seq)
 $$;
@@ -71,7 +71,7 @@ as $$
     union all
     select r.section_no, r.chat_id, null, r.seq, (100 + e.ordinality)::smallint, 'message', 'tool', r.unit_seq, 16, 16, 16, 0, 0, 0,
         0::smallint, 0::smallint, false, true, false, null, null, 0, null, null, e.value ->> 'id', null, r.created_at,
-        null, null, to_jsonb(case when r.metadata ->> 'pending' = 'true' then 'waiting for a person' else 'no result yet' end),
+        null, null, null, to_jsonb(case when r.metadata ->> 'pending' = 'true' then 'waiting for a person' else 'no result yet' end),
         null, null, null
     from r
     cross join lateral jsonb_array_elements(r.tool_calls) with ordinality e
@@ -115,7 +115,7 @@ end
 $$;
 
 -- Shortens the string values inside a JSON value; keys, order and numbers stay.
-create or replace function pycontext._shorten_json(j json, max_length integer)
+create or replace function pycontext._shorten_json(j json, max_length integer, seq bigint)
 returns json
 language plpgsql immutable parallel safe
 set search_path = ''
@@ -124,15 +124,15 @@ begin
     case json_typeof(j)
         when 'string' then
             if length(j #>> '{}') > max_length then
-                return to_json(format('%s [… %s characters left out]', left(j #>> '{}', max_length),
-                    length(j #>> '{}') - max_length));
+                return to_json(format('%s [… %s characters left out, #%s]', left(j #>> '{}', max_length),
+                    length(j #>> '{}') - max_length, seq));
             end if;
         when 'array' then
-            return coalesce((select json_agg(pycontext._shorten_json(e.value, max_length) order by e.ordinality)
+            return coalesce((select json_agg(pycontext._shorten_json(e.value, max_length, seq) order by e.ordinality)
                 from json_array_elements(j) with ordinality e), '[]');
         when 'object' then
             return (select format('{%s}', string_agg(format('%s:%s', to_json(e.key),
-                pycontext._shorten_json(e.value, max_length)), ',' order by e.ordinality))
+                pycontext._shorten_json(e.value, max_length, seq)), ',' order by e.ordinality))
                 from json_each(j) with ordinality e);
         else null;
     end case;
@@ -155,7 +155,7 @@ begin
     end if;
     foreach v_length in array array[4000, 1000, 250, 60, 12] loop
         begin
-            v_text := pycontext._shorten_json(arguments::json, v_length);
+            v_text := pycontext._shorten_json(arguments::json, v_length, seq);
         exception when invalid_text_representation then
             exit;
         end;
@@ -455,6 +455,8 @@ declare
     v_rows bigint;
     v_from bigint[] := array[]::bigint[];
     v_to bigint[] := array[]::bigint[];
+    v_first bigint;
+    v_whole bigint;
 begin
     if s.mode = 'shorten' then
         return query select * from pycontext._shortened_window(s);
@@ -496,12 +498,12 @@ begin
         end if;
     end if;
     -- one read for the rest: the request if it stands apart, the pruned part, the tail
+    v_first := case when s.mode = 'omit' then s.first_unit else s.lo_seq + 1 end;
+    v_whole := case when s.mode = 'prune' then s.first_unit when s.prune_unit > v_first then s.prune_unit else v_first end;
     return query select * from pycontext._section_rows(s, n,
-        array_fill('request'::text, array[cardinality(v_from)]) || case when s.mode = 'prune' then array['tail', 'tail'] else array['tail'] end,
-        v_from || case s.mode when 'full' then array[s.lo_seq + 1] when 'prune' then array[s.lo_seq + 1, s.first_unit]
-            else array[s.first_unit] end,
-        v_to || case when s.mode = 'prune' then array[s.first_unit - 1, s.hi_seq] else array[s.hi_seq] end,
-        array_fill(false, array[cardinality(v_from)]) || (s.mode = 'prune') || false);
+        array_fill('request'::text, array[cardinality(v_from)]) || array['tail', 'tail'],
+        v_from || array[v_first, v_whole], v_to || array[v_whole - 1, s.hi_seq],
+        array_fill(false, array[cardinality(v_from)]) || array[true, false]);
 end
 $$;
 

@@ -50,6 +50,11 @@ declare
     v_unit bigint;
     v_straddled bigint;
     v_measure bigint;
+    v_base_total bigint := s.line_total;
+    v_base_stub bigint := s.stub_base;
+    v_saved bigint := 0;
+    v_prune pycontext._border_row;
+    v_gain bigint := 0;
     v_last pycontext._thread_row;
 begin
     select t.* into p from pycontext.profile t where t.profile = s.profile;
@@ -66,12 +71,20 @@ begin
         if s.source is null then
             v_head_to := s.chat_head_to;
             if v_head_to is not null then
-                select sum(t.frozen_tokens) into r.head_tokens
+                select sum(t.frozen_tokens), max(t.running_total), max(t.running_stub)
+                into r.head_tokens, v_base_total, v_base_stub
                 from pycontext._thread_rows(s.chat_id, null, array[s.chat_head_from], array[v_head_to]) t;
             end if;
         else
             select q.head_to, q.head_frozen into v_head_to, r.head_tokens from pycontext._head_range(s) q;
         end if;
+    end if;
+
+    -- what the last pruning pass saves already
+    if s.prune_unit > greatest(s.lo_seq, v_head_to) + 1 then
+        v_saved := s.prune_total - v_base_total - (s.prune_stub - v_base_stub);
+        r.window_tokens := r.window_tokens - v_saved;
+        v_measure := v_measure - v_saved;
     end if;
 
     -- the protected tail; then, at or before its start, the first border of the grid that meets the target
@@ -93,6 +106,15 @@ begin
         b := pycontext._border(s, v_total);
     elsif s.line_seq is null then
         b := v_tail;
+    end if;
+    -- pruning would go as far as the grid's last border before the tail
+    if s.source is null and floor(v_tail.start_total / v_grid) * v_grid > v_base_total then
+        v_prune := pycontext._border(s, (floor(v_tail.start_total / v_grid) * v_grid)::bigint);
+        v_gain := v_prune.start_total - v_base_total - (v_prune.start_stub - v_base_stub) - v_saved;
+        if v_gain > 0 then
+            r.prune_to_seq := v_prune.unit_seq - 1;
+            r.prune_tokens := v_gain;
+        end if;
     end if;
     -- a call that still waits, and its unit, stay; so does a unit whose results lie on both sides
     select least(min((o.value ->> 'seq')::bigint), b.unit_seq) into v_unit
@@ -124,7 +146,8 @@ begin
         r.covered_tokens := b.start_total - s.line_total
             - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end;
         r.max_summary_tokens := least(v_limit, r.covered_tokens * 2 / 3 + r.summary_tokens);
-        r.expected_tokens := r.window_tokens - r.covered_tokens - r.summary_tokens + r.max_summary_tokens;
+        r.expected_tokens := r.window_tokens - r.covered_tokens - r.summary_tokens + r.max_summary_tokens
+            + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
     end if;
 
     if p.compaction_mode = 'off' then
@@ -133,6 +156,10 @@ begin
     elsif v_measure <= r.trigger_tokens then
         r.decision := 'none';
         r.reason := format('%s tokens, at or below the trigger of %s', v_measure, r.trigger_tokens);
+    elsif v_gain >= 0.1 * s.token_budget and v_measure - v_gain <= 0.9 * r.trigger_tokens and p.compaction_mode = 'auto' then
+        r.decision := 'prune';
+        r.reason := format('%s tokens are over the trigger of %s; old tool results, arguments and images hold %s of them',
+            v_measure, r.trigger_tokens, v_gain);
     elsif r.to_seq is null then
         r.decision := 'skip';
         r.reason := format('%s tokens are over the trigger of %s, but what is left is protected: head, newest turn, tail, '
@@ -471,6 +498,45 @@ begin
         case when l.seq is null then (summary #>> '{covers,from_seq}')::bigint else l.seq + 1 end, v_to, r.message_id, s.token_budget,
         v_before, v_after, details, s.hi_seq);
     return r;
+end
+$$;
+
+-- The pass without a model: tool results, long call arguments and images before the newest border of the grid are
+-- sent in one line from now on. Only where it gains a tenth of the budget. Returns the pass; null where it did nothing.
+create or replace function pycontext.prune_chat(chat_id text, token_budget integer default null)
+returns pycontext.pass
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    s pycontext._window_state;
+    b pycontext._border_row;
+    r pycontext.compaction_plan_row;
+    v_request pycontext._thread_row;
+    v_pass pycontext.pass;
+    v_now timestamptz := clock_timestamp();
+begin
+    c := pycontext._lock_chat(chat_id, false);
+    select q.* into r from pycontext.compaction_plan(chat_id, token_budget) q;
+    if r.prune_to_seq is null or r.prune_tokens < 0.1 * r.token_budget then
+        return null;
+    end if;
+    s := pycontext._chat_state(chat_id, token_budget, null);
+    b := pycontext._first_unit(s, r.prune_to_seq + 1, 0);
+    v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
+    c.act_no := c.act_no + 1;
+    insert into pycontext.act (chat_id, act_no, tenant, act, at_seq, details, created_at)
+    values (c.chat_id, c.act_no, c.tenant, 'pruned', c.last_seq, jsonb_build_object('prune_unit', b.unit_seq,
+        'prune_total', b.start_total, 'prune_stub', b.start_stub, 'prune_request', v_request.seq), v_now);
+    update pycontext.chat t
+    set act_no = c.act_no, prune_unit = b.unit_seq, prune_total = b.start_total, prune_stub = b.start_stub,
+        prune_request = v_request.seq, updated_at = v_now
+    where t.chat_id = c.chat_id;
+    perform pycontext._log_pass(c, 'pruned', r.reason, s.lo_seq + 1, r.prune_to_seq, null, r.token_budget, r.window_tokens,
+        (select q.window_tokens from pycontext.compaction_plan(prune_chat.chat_id, prune_chat.token_budget) q), null, s.hi_seq);
+    select t.* into v_pass from pycontext.pass t where t.chat_id = c.chat_id order by t.pass_no desc limit 1;
+    return v_pass;
 end
 $$;
 

@@ -61,6 +61,9 @@ begin
             and t.calls = 0 and t.line_no = 0 and t.gone_act is null) into r.is_answered;
 
     select q.* into p from pycontext.compaction_plan(chat_id, token_budget) q;
+    if p.decision = 'prune' then
+        perform pycontext.prune_chat(chat_id, token_budget);
+    end if;
     r.decision := p.decision;
     r.reason := p.reason;
     r.token_budget := p.token_budget;

@@ -86,6 +86,14 @@ comment on column pycontext.chat.head_to is 'Seq of the head''s last row.';
 comment on column pycontext.chat.head_base is 'running_total before the head.';
 comment on column pycontext.chat.is_head_open is 'True while the next message may still belong to the head.';
 comment on column pycontext.chat.last_unit is 'unit_seq of the newest message.';
+comment on column pycontext.chat.prune_unit is
+    'First unit that the last pruning pass left whole; older ones are sent pruned until a line goes past them.';
+comment on column pycontext.chat.prune_total is
+    'Running total where that unit starts.';
+comment on column pycontext.chat.prune_stub is
+    'Running total of the pruned forms where that unit starts.';
+comment on column pycontext.chat.prune_request is
+    'seq of the newest real user message before that unit, which keeps its images.';
 comment on column pycontext.chat.straddles is
     'Ranges of seq inside units whose results came late, among other units: no line is placed right before one of them.';
 comment on column pycontext.chat.open_calls is
@@ -156,6 +164,8 @@ comment on column pycontext.message.head_from is
 comment on column pycontext.message.head_to is 'Lines: last seq of that head.';
 comment on column pycontext.message.head_frozen is 'Lines: tokens of that head, frozen.';
 comment on column pycontext.message.covers_from is 'Lines: first seq that the summary tells of.';
+comment on column pycontext.message.stub_calls is
+    'Tool calls with long arguments shortened inside their JSON, for when the row is pruned; null: not worth it.';
 comment on column pycontext.message.stub is
     'Tool results: the one line that is sent in its place when it is pruned; null = it is not pruned.';
 comment on column pycontext.message.content is
@@ -340,6 +350,10 @@ comment on column pycontext.compaction_plan_row.covered_tokens is
 comment on column pycontext.compaction_plan_row.max_summary_tokens is 'Most tokens the new summary should take.';
 comment on column pycontext.compaction_plan_row.expected_tokens is
     'Tokens of the window afterwards, with a summary of that size.';
+comment on column pycontext.compaction_plan_row.prune_to_seq is
+    'Newest seq that prune_chat would send in one line; null where it would gain nothing.';
+comment on column pycontext.compaction_plan_row.prune_tokens is
+    'Tokens that prune_chat would gain.';
 comment on column pycontext.compaction_plan_row.edit_no is
     'Hand it to put_summary, which is refused (PCX07) if the chat was edited since.';
 
@@ -450,6 +464,8 @@ comment on function pycontext.create_chat(text, text, text, text, text, text, js
     'Gets or creates a chat and returns its id; safe on every turn and from two sessions at once. A chat that exists '
     'is left as it is, prompt, profile, tenant and owner included. Profile null = default. Errors: PCX02 empty id, '
     'PCX06 no such profile, PCX12 no such source.';
+comment on function pycontext.prune_chat(text, integer) is
+    'The pass without a model: tool results, long call arguments and images before the protected tail are sent in one line from now on, which names their size, outcome and #seq. Only where it gains a tenth of the budget. Logs an act and a pass; returns the pass, or null where it did nothing. PCX01, PCX05.';
 comment on function pycontext.register_source(text, regclass, boolean) is
     'Registers a table or view of the product as home of chats, or changes the one of that name, and returns the '
     'name. It must have chat_id, seq (an integer), message_id, role, content and created_at. is_default: chat ids '

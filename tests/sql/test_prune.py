@@ -1,0 +1,139 @@
+"""The pass without a model: old tool results, long arguments and images in one line each, moved in steps, logged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+pytestmark = pytest.mark.core
+
+Connection = psycopg.Connection[Any]
+
+
+def agent_turns(db: Connection, chat: str, turns: int, *, size: int = 3000) -> None:
+    """Turns of an agent: a request, a call with long arguments, its long result, an answer."""
+    for turn in range(turns):
+        call = {
+            "id": f"c{turn}",
+            "type": "function",
+            "function": {
+                "name": "write_file",
+                "arguments": json.dumps({"path": f"src/mod{turn}.py", "content": f"value = {turn}\n" * (size // 12)}),
+            },
+        }
+        rows = [
+            {"role": "user", "content": f"make module {turn}"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{turn}", "content": f"wrote mod{turn}\n" + "line of output\n" * (size // 15)},
+            {"role": "assistant", "content": f"module {turn} is written"},
+        ]
+        db.execute("select from pycontext.append_messages(%s, %s)", (chat, json.dumps(rows)))
+
+
+def window(db: Connection, chat: str, budget: int) -> list[tuple[Any, ...]]:
+    return db.execute(
+        "select seq, role, content, tool_calls, tokens, is_shortened from pycontext.working_window(%s, %s)", (chat, budget)
+    ).fetchall()
+
+
+def plan(db: Connection, chat: str, budget: int) -> tuple[str, int, int]:
+    row = db.execute(
+        "select decision, window_tokens, prune_tokens from pycontext.compaction_plan(%s, %s)", (chat, budget)
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+@pytest.fixture
+def chat(db: Connection) -> str:
+    db.execute("select pycontext.create_chat('p', 'You write modules.')")
+    agent_turns(db, "p", 8)
+    return "p"
+
+
+def test_a_pass_shortens_only_tool_output_and_arguments_and_keeps_the_tail(db: Connection, chat: str) -> None:
+    budget = 14000
+    before = {row[0]: row for row in window(db, chat, 100000)}
+    assert plan(db, chat, budget)[0] == "prune"
+    done = db.execute("select outcome, tokens_before, tokens_after, to_seq from pycontext.prune_chat(%s, %s)", (chat, budget))
+    outcome, tokens_before, tokens_after, to_seq = done.fetchone()  # type: ignore[misc]
+    after = window(db, chat, budget)
+    assert outcome == "pruned"
+    assert tokens_before - tokens_after >= budget / 10
+    assert 3 + sum(row[4] for row in after) <= tokens_after  # what the pass log says is what is sent
+    assert {row[0] for row in after} == set(before), "nothing is left out"
+    for seq, role, content, calls, _, is_shortened in after:
+        same = (role, content, calls) == before[seq][1:4]
+        assert same or is_shortened
+        if seq is not None and seq > to_seq:
+            assert same, "after the border all is whole"
+        if role == "user":
+            assert same, "a user's text is never disposable"
+        if is_shortened and role == "tool":
+            assert f"#{seq}" in content
+            assert "write_file src/mod" in content
+        if is_shortened and calls:
+            arguments = json.loads(calls[0]["function"]["arguments"])
+            assert arguments["path"].startswith("src/mod")
+            assert f"#{seq}" in arguments["content"]
+    assert sum(row[5] for row in after) >= 6
+
+
+def test_between_passes_the_prefix_stands_still(db: Connection, chat: str) -> None:
+    db.execute("select from pycontext.prune_chat(%s, 14000)", (chat,))
+    act = db.execute("select act_no from pycontext.chat where chat_id = %s", (chat,)).fetchone()
+    before = [row[:4] for row in window(db, chat, 14000)]
+    db.execute("select from pycontext.append_message(%s, 'user', 'and now?')", (chat,))
+    after = [row[:4] for row in window(db, chat, 14000)]
+    assert after[: len(before)] == before
+    assert db.execute("select act_no from pycontext.chat where chat_id = %s", (chat,)).fetchone() == act
+
+
+def test_a_small_win_is_not_worth_a_pass(db: Connection, chat: str) -> None:
+    assert db.execute("select (pycontext.prune_chat(%s, 14000)).outcome", (chat,)).fetchone() == ("pruned",)
+    assert db.execute("select (pycontext.prune_chat(%s, 14000)).outcome", (chat,)).fetchone() == (None,)
+    passes = db.execute("select count(*) from pycontext.pass where chat_id = %s", (chat,)).fetchone()
+    assert passes == (1,)
+
+
+def test_the_pass_is_an_act_and_can_be_replayed(db: Connection, chat: str) -> None:
+    newest = db.execute("select message_id from pycontext.message where chat_id = %s order by seq desc limit 1", (chat,))
+    (message_id,) = newest.fetchone()  # type: ignore[misc]
+    before = window(db, chat, 30000)
+    db.execute("select from pycontext.prune_chat(%s, 14000)", (chat,))
+    assert window(db, chat, 30000) != before
+    replayed = db.execute(
+        "select seq, role, content, tool_calls, tokens, is_shortened from pycontext.working_window(%s, 30000, %s)",
+        (chat, message_id),
+    ).fetchall()
+    assert replayed == before
+
+
+def test_start_turn_runs_the_pass_itself(db: Connection, chat: str) -> None:
+    row = db.execute(
+        "select decision, window_tokens, is_degraded from pycontext.start_turn(%s, '\"go on\"', 14000)", (chat,)
+    ).fetchone()
+    assert row is not None
+    decision, tokens, _ = row
+    assert decision == "prune"
+    assert tokens <= 0.9 * 0.75 * 14000
+    assert db.execute("select outcome from pycontext.pass where chat_id = %s", (chat,)).fetchall() == [("pruned",)]
+
+
+def test_a_line_goes_past_the_pruned_part(db: Connection, chat: str) -> None:
+    db.execute("select from pycontext.prune_chat(%s, 14000)", (chat,))
+    agent_turns(db, chat, 4)
+    budget = 8000
+    after = db.execute("select after_message_id from pycontext.compaction_plan(%s, %s)", (chat, budget)).fetchone()
+    assert after is not None
+    db.execute(
+        "select from pycontext.put_summary(%s, %s, %s, token_budget => %s)",
+        (chat, after[0], json.dumps({"resolved": ["modules 0 to 9 were written"]}), budget),
+    )
+    rows = window(db, chat, budget)
+    assert 3 + sum(row[4] for row in rows) <= budget
+    assert not any(row[5] for row in rows)
+    assert plan(db, chat, budget)[1] == 3 + sum(row[4] for row in rows)
