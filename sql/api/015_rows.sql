@@ -4,7 +4,8 @@ select
     null::integer as ordinal, null::text as section, null::text as message_id, null::bigint as seq,
     null::text as kind, null::text as role, null::jsonb as content, null::jsonb as tool_calls,
     null::text as tool_call_id, null::text as name, null::integer as tokens, null::boolean as is_estimate,
-    null::boolean as is_shortened, null::boolean as is_escaped, null::timestamptz as created_at
+    null::boolean as is_shortened, null::boolean as is_escaped, null::timestamptz as created_at,
+    null::boolean as is_exact
 where false;
 
 create or replace view pycontext.thread_row as
@@ -87,7 +88,7 @@ select
     null::jsonb as line_content, null::integer as line_tokens, null::text as line_encoding,
     null::bigint as line_covers_from, null::timestamptz as line_created_at, null::bigint as line_total,
     null::bigint as request_seq, null::bigint as head_from, null::bigint as head_to, null::integer as head_frozen,
-    null::bigint as chat_head_from, null::bigint as chat_head_to, null::bigint as reset_seq,
+    null::boolean as is_head_cut, null::boolean as is_exact, null::bigint as chat_head_from, null::bigint as chat_head_to, null::bigint as reset_seq,
     null::bigint as prune_unit, null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request,
     null::text as mode, null::bigint as first_unit, null::bigint as marker_from, null::bigint as marker_to,
     null::bigint as marker_tokens, null::bigint as border_request

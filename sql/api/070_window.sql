@@ -180,7 +180,7 @@ declare
     m record;
     l pycontext.message;
     q record;
-    v_budget integer := token_budget;
+    v_read integer;
     v_open integer := 0;
 begin
     select t.chat_id, t.source, t.profile, t.token_scale, t.tool_tokens, t.last_seq, t.act_no, t.edit_no, t.total_tokens,
@@ -251,7 +251,7 @@ begin
             perform pycontext._no_such_message(chat_id, as_of);
         end if;
         s.hi_act := m.at_act;
-        v_budget := coalesce(token_budget, m.read_budget);
+        v_read := m.read_budget;
         if m.line_no > 0 then
             -- the state right after that line was placed
             select t.seq, t.running_total, t.running_stub, t.is_user, t.after_user into m
@@ -264,13 +264,14 @@ begin
         s.stub_hi := m.running_stub;
         s.turn_seq := case when m.is_user then m.seq else m.after_user end;
     end if;
+    s.is_exact := as_of is null or v_read is not null and token_budget is null;
     s.act_arg := case when as_of is not null and c.source is null then s.hi_act end;
 
-    if v_budget is not null and v_budget <= 0 then
-        perform pycontext._raise('PCX05', 'token_budget must be more than 0', format('token_budget is %s', v_budget),
+    if token_budget <= 0 then
+        perform pycontext._raise('PCX05', 'token_budget must be more than 0', format('token_budget is %s', token_budget),
             'leave it out to take the profile''s');
     end if;
-    s.token_budget := coalesce(floor(v_budget / c.token_scale)::integer, c.budget);
+    s.token_budget := coalesce(floor(token_budget / c.token_scale)::integer, v_read, c.budget);
     if s.token_budget <= 0 then
         perform pycontext._raise('PCX05', 'reserve, tools and memory leave no room for messages',
             format('profile %L leaves %s tokens with tool_tokens %s', c.profile, c.budget, c.tool_tokens),
@@ -303,7 +304,14 @@ begin
     s.request_seq := l.request_seq;
     s.head_from := l.head_from;
     s.head_to := l.head_to;
-    s.head_frozen := l.head_frozen;
+    -- a first turn over its limit is cut, but where it is the request that the line keeps
+    if l.head_frozen is not null then
+        s.is_head_cut := l.head_frozen > c.head_tokens and l.request_seq is distinct from l.head_from;
+    end if;
+    s.head_frozen := case when s.is_head_cut then c.head_tokens else l.head_frozen end;
+    if l.request_seq = l.head_from then
+        s.request_seq := null;
+    end if;
     select t.content, t.tokens, t.encoding, t.created_at, greatest(t.tokens, t.frozen_tokens) as cost into q
     from pycontext.prompt t
     where t.chat_id = c.chat_id and t.act_no <= s.hi_act order by t.act_no desc limit 1;
@@ -332,7 +340,7 @@ begin
     s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
     s.total_base := s.line_total;
     s.stub_base := coalesce(l.running_stub, 0);
-    s.fixed_tokens := 3 + coalesce(q.cost, 0) + coalesce(greatest(l.tokens, l.frozen_tokens) + coalesce(l.head_frozen, 0)
+    s.fixed_tokens := 3 + coalesce(q.cost, 0) + coalesce(greatest(l.tokens, l.frozen_tokens) + coalesce(s.head_frozen, 0)
         + coalesce(l.request_frozen, 0), 0);
     s.has_open := c.source is not null or as_of is not null or c.open_calls <> '{}';
     if s.has_open then
@@ -341,7 +349,7 @@ begin
         where (o.value ->> 'seq')::bigint > s.lo_seq and not o.value ? 'interim';
         s.fixed_tokens := s.fixed_tokens + 16 * v_open;
     end if;
-    s.counted_tokens := 3 + coalesce(q.tokens, 0) + coalesce(l.tokens + coalesce(l.head_frozen, 0)
+    s.counted_tokens := 3 + coalesce(q.tokens, 0) + coalesce(l.tokens + coalesce(s.head_frozen, 0)
         + coalesce(l.request_frozen, 0), 0) + 16 * v_open + c.live_tokens;
     if as_of is null then
         s.fixed_tokens := s.fixed_tokens + c.excess_tokens;  -- counts that turned out above what the totals hold
@@ -374,6 +382,7 @@ declare
     v_grid numeric;
     v_total bigint;
     v_cost bigint;
+    v_head_cut bigint := 0;
     v_low bigint;
     v_high bigint;
     v_mid bigint;
@@ -407,7 +416,8 @@ begin
                 s.stub_base := v_row.running_stub;
             end if;
             s.lo_seq := s.head_to;
-            v_avail := v_avail - s.head_frozen;
+            v_head_cut := greatest(s.head_frozen - s.head_tokens, 0);
+            v_avail := v_avail - s.head_frozen + v_head_cut;
         else
             s.head_from := null;
             s.head_to := null;
@@ -427,10 +437,11 @@ begin
         else
             v_request := pycontext._row_at(s, s.prune_request);
             if s.prune_stub - s.stub_base + s.total_hi - s.prune_total
-                + coalesce(v_request.frozen_tokens - v_request.stub_tokens, 0) <= v_avail then
+                + coalesce(v_request.frozen_tokens - v_request.stub_tokens, v_head_cut) <= v_avail then
                 s.mode := 'prune';
                 s.first_unit := s.prune_unit;
                 s.border_request := s.prune_request;
+                s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
                 return s;
             end if;
         end if;
@@ -465,7 +476,7 @@ begin
             loop
                 v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
                 if b.start_stub - s.stub_base + s.total_hi - b.start_total
-                    + coalesce(v_request.frozen_tokens - v_request.stub_tokens, 0) <= v_avail then
+                    + coalesce(v_request.frozen_tokens - v_request.stub_tokens, v_head_cut) <= v_avail then
                     s.mode := 'prune';
                     s.first_unit := b.unit_seq;
                     s.border_request := v_request.seq;
@@ -479,6 +490,7 @@ begin
                 b := pycontext._border(s, ceil(v_mid * v_grid)::bigint);
             end loop;
             if s.mode = 'prune' then
+                s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
                 return s;
             end if;
         end if;
@@ -518,15 +530,16 @@ begin
         v_cost := case when b.unit_seq < s.prune_unit then s.prune_stub - b.start_stub + s.total_hi - s.prune_total
             else s.total_hi - b.start_total end;
         v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
-        if v_cost + coalesce(v_request.frozen_tokens, 0) <= v_avail or b.unit_seq = v_tail.unit_seq then
+        if v_cost + coalesce(v_request.frozen_tokens, v_head_cut) <= v_avail or b.unit_seq = v_tail.unit_seq then
             s.first_unit := b.unit_seq;
             s.marker_from := s.lo_seq + 1;
             s.marker_to := b.unit_seq - 1;
             s.marker_tokens := b.start_total - s.total_base;
             s.border_request := v_request.seq;
-            if v_cost + coalesce(v_request.frozen_tokens, 0)
+            if v_cost + coalesce(v_request.frozen_tokens, v_head_cut)
                 + pycontext._marker_cost(s.marker_from, s.marker_to, s.marker_tokens) <= v_avail then
                 s.mode := 'omit';
+                s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
                 return s;
             end if;
         end if;

@@ -375,7 +375,7 @@ begin
         return next w;
     end if;
     foreach r in array coalesce(v_head, '{}') loop
-        w := pycontext._window_row(w.ordinal + 1, 'head', r);
+        w := pycontext._window_row(w.ordinal + 1, 'head', r, s.is_exact);
         return next w;
     end loop;
     if v_line is not null and s.line_origin = 'compaction' then
@@ -383,26 +383,27 @@ begin
         return next w;
     end if;
     if v_from < v_first then
-        w := pycontext._marker_row(w.ordinal + 1, v_from, v_first - 1, v_tokens);
+        w := pycontext._marker_row(w.ordinal + 1, v_from, v_first - 1, v_tokens, s.is_exact);
         return next w;
     end if;
     if v_request.unit_seq < v_first and not exists (select from unnest(v_head) t where t.seq = v_request.seq) then
-        w := pycontext._window_row(w.ordinal + 1, 'request', v_request);
+        w := pycontext._window_row(w.ordinal + 1, 'request', v_request, s.is_exact);
         return next w;
     end if;
     foreach r in array coalesce(v_cut, '{}') loop
-        w := pycontext._window_row(w.ordinal + 1, 'tail', r);
+        w := pycontext._window_row(w.ordinal + 1, 'tail', r, s.is_exact);
         return next w;
     end loop;
 end
 $$;
 
-create or replace function pycontext._window_row(ordinal integer, section text, r pycontext._thread_row)
+create or replace function pycontext._window_row(
+    ordinal integer, section text, r pycontext._thread_row, is_exact boolean)
 returns pycontext.window_row
 language sql immutable parallel safe
 as $$
     select ordinal, section, r.message_id, case when r.line_no = 0 then r.seq end, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name,
-        r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at
+        r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at, is_exact
 $$;
 
 create or replace function pycontext._marker_cost(from_seq bigint, to_seq bigint, tokens bigint)
@@ -412,12 +413,13 @@ as $$
     select 6 + pycontext.estimate_tokens(pycontext._marker_text(from_seq, to_seq, tokens))
 $$;
 
-create or replace function pycontext._marker_row(ordinal integer, from_seq bigint, to_seq bigint, tokens bigint)
+create or replace function pycontext._marker_row(
+    ordinal integer, from_seq bigint, to_seq bigint, tokens bigint, is_exact boolean)
 returns pycontext.window_row
 language sql immutable parallel safe
 as $$
     select ordinal, 'omitted'::text, null::text, to_seq, 'message'::text, 'user'::text, to_jsonb(t.body), null::jsonb,
-        null::text, null::text, pycontext._marker_cost(from_seq, to_seq, tokens), true, true, false, null::timestamptz
+        null::text, null::text, pycontext._marker_cost(from_seq, to_seq, tokens), true, true, false, null::timestamptz, is_exact
     from (select pycontext._marker_text(from_seq, to_seq, tokens) as body) t
 $$;
 
@@ -428,7 +430,7 @@ as $$
     select ordinal, 'summary'::text, s.line_id, s.line_seq, 'summary'::text, 'user'::text,
         to_jsonb(pycontext._line_text(s.line_origin, s.line_covers_from, s.line_seq, body)), null::jsonb, null::text,
         null::text, tokens, s.line_encoding is null or body is distinct from s.line_content #>> '{}',
-        body is distinct from s.line_content #>> '{}', false, s.line_created_at
+        body is distinct from s.line_content #>> '{}', false, s.line_created_at, s.is_exact
 $$;
 
 create or replace function pycontext._prompt_row(s pycontext._window_state)
@@ -436,7 +438,7 @@ returns pycontext.window_row
 language sql immutable parallel safe
 as $$
     select 1, 'system'::text, null::text, null::bigint, 'message'::text, 'system'::text, to_jsonb(s.prompt), null::jsonb,
-        null::text, null::text, s.prompt_tokens, s.prompt_encoding is null, false, false, s.prompt_created_at
+        null::text, null::text, s.prompt_tokens, s.prompt_encoding is null, false, false, s.prompt_created_at, s.is_exact
 $$;
 
 -- The messages the model really reads, oldest first, within token_budget (null: the profile's). as_of: a message
@@ -470,7 +472,17 @@ begin
         n := n + 1;
         return next pycontext._line_row(n, s, s.line_content #>> '{}', s.line_tokens);
     end if;
-    if s.head_to is not null then
+    if s.head_to is not null and s.is_head_cut then
+        return query
+        select w.* from (
+            select row_number() over (order by r.unit_seq, r.seq, r.line_no)::integer as row_no, r
+            from pycontext._closed_rows(s, array[s.head_from], array[s.head_to], array[false]) r) h
+        cross join lateral pycontext._window_row(n + h.row_no, 'head',
+            pycontext._shorten_row(h.r, s.head_tokens, s.image_tokens), s.is_exact) w
+        order by h.row_no;
+        get diagnostics v_rows = row_count;
+        n := n + v_rows;
+    elsif s.head_to is not null then
         return query select * from pycontext._section_rows(s, n, array['head'], array[s.head_from], array[s.head_to], array[false]);
         get diagnostics v_rows = row_count;
         n := n + v_rows;
@@ -491,7 +503,7 @@ begin
             v_to := v_from;
         end if;
         n := n + 1;
-        return next pycontext._marker_row(n, s.marker_from, s.marker_to, s.marker_tokens);
+        return next pycontext._marker_row(n, s.marker_from, s.marker_to, s.marker_tokens, s.is_exact);
         if s.border_request is not null then
             v_from := array[s.border_request];
             v_to := v_from;
@@ -519,13 +531,13 @@ begin
         return query
         select n + (row_number() over w)::integer, sections[r.section_no], r.message_id,
             case when r.line_no = 0 then r.seq end, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
-            r.encoding is null, not r.is_plain, r.has_fence, r.created_at
+            r.encoding is null, not r.is_plain, r.has_fence, r.created_at, s.is_exact
         from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) r
         window w as (order by r.section_no, r.unit_seq, r.seq, r.line_no);
     else
         return query
         select n + (row_number() over w)::integer, sections[r.section_no], r.message_id, r.seq, r.kind, r.role, r.content,
-            r.tool_calls, r.tool_call_id, r.name, r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at
+            r.tool_calls, r.tool_call_id, r.name, r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at, s.is_exact
         from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
             s.turn_seq, s.border_request) r
         window w as (order by r.section_no, r.unit_seq, r.seq);

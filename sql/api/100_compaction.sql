@@ -278,6 +278,9 @@ begin
     if (v_row.seq between f.head_from and f.head_to) is not true then
         f.request_seq := v_row.seq;
         f.request_frozen := v_row.frozen_tokens;
+    elsif f.head_frozen > s.head_tokens then
+        f.request_seq := f.head_from;  -- the head itself is the request: whole while this line is the newest
+        f.request_frozen := 0;
     end if;
     return f;
 end

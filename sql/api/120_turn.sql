@@ -45,10 +45,6 @@ begin
         select * into m from pycontext.append_messages(chat_id, jsonb_build_array(message));
         r.message_id := m.message_id;
         r.seq := m.seq;
-        update pycontext.message t
-        set read_budget = start_turn.token_budget
-        where t.chat_id = start_turn.chat_id and t.seq = m.seq and t.line_no = 0
-            and t.read_budget is distinct from start_turn.token_budget;
     else
         select c.request_seq into r.seq from pycontext.chat c where c.chat_id = start_turn.chat_id;
         select t.message_id into r.message_id
@@ -69,6 +65,13 @@ begin
     r.token_budget := p.token_budget;
     select pr.encoding into r.encoding
     from pycontext.chat c join pycontext.profile pr on pr.profile = c.profile where c.chat_id = start_turn.chat_id;
+    -- what the request was read under: an exact replay stands on it
+    if message is not null and m.read_budget is null then
+        update pycontext.message t
+        set read_budget = r.token_budget, at_act = c.act_no
+        from pycontext.chat c
+        where c.chat_id = t.chat_id and t.chat_id = start_turn.chat_id and t.seq = m.seq and t.line_no = 0;
+    end if;
     v_memory := nullif(concat_ws(E'\n\n', nullif(memory, ''), nullif(context, '')), '');
     v_rows := pycontext._window_array(chat_id, token_budget, null);
     r.messages := case when format = 'openai'

@@ -263,6 +263,8 @@ comment on column pycontext.window_row.is_shortened is
     'True: pruned, cut or left out; message_id and seq say where the whole of it is.';
 comment on column pycontext.window_row.is_escaped is
     'True: a fence tag in the text was made harmless by one character.';
+comment on column pycontext.window_row.is_exact is
+    'Whether this is what was read: true now, and for a replay at a message that start_turn read under a budget it kept.';
 comment on column pycontext.window_row.created_at is 'When the row it stands for was written; null for markers.';
 
 comment on view pycontext.thread_row is
