@@ -55,6 +55,7 @@ declare
     v_saved bigint := 0;
     v_prune pycontext._border_row;
     v_gain bigint := 0;
+    v_wait text;
     v_last pycontext._thread_row;
 begin
     select t.* into p from pycontext.profile t where t.profile = s.profile;
@@ -150,6 +151,7 @@ begin
             + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
     end if;
 
+    select q.reason into v_wait from pycontext._compaction_backoff(s.chat_id) q;
     if p.compaction_mode = 'off' then
         r.decision := 'none';
         r.reason := 'compaction is off in this chat''s profile';
@@ -160,6 +162,9 @@ begin
         r.decision := 'prune';
         r.reason := format('%s tokens are over the trigger of %s; old tool results, arguments and images hold %s of them',
             v_measure, r.trigger_tokens, v_gain);
+    elsif v_wait is not null then
+        r.decision := 'skip';
+        r.reason := format('%s tokens are over the trigger of %s; %s', v_measure, r.trigger_tokens, v_wait);
     elsif r.to_seq is null then
         r.decision := 'skip';
         r.reason := format('%s tokens are over the trigger of %s, but what is left is protected: head, newest turn, tail, '
@@ -411,10 +416,11 @@ as $$
 $$;
 
 -- Stores the summary of everything up to message M as a row of the chat, once: the row that is there wins and is
--- returned. Checked before anything is written (PCX07): stale edit_no, empty, headings only, a fence, too large.
+-- returned. Checked before anything is written (PCX07): stale edit_no, empty, headings only, a fence, too large. With a
+-- holder: its lease is taken back in the same transaction, PCX08 where another one has taken it.
 create or replace function pycontext.put_summary(
     chat_id text, after_message_id text, summary jsonb, segment jsonb default null, edit_no bigint default null,
-    token_budget integer default null, details jsonb default null)
+    token_budget integer default null, details jsonb default null, holder text default null)
 returns pycontext.message
 language plpgsql volatile security definer
 set search_path = ''
@@ -451,10 +457,12 @@ begin
         -- a retry, or the tab that came second: the winner's text
         select m.* into r from pycontext.message m
         where m.chat_id = c.chat_id and m.seq = v_to and m.origin = 'compaction' and m.gone_act is null;
+        perform pycontext._settle_lease(c, holder, 'met');
         return r;
     end if;
+    perform pycontext._settle_lease(c, holder, 'summarized');
     if jsonb_typeof(summary) is distinct from 'object' then
-        perform pycontext._raise('PCX07', 'a summary must be an object', format('got %s', left(summary::text, 200)),
+        perform pycontext._raise('PCX07', 'a summary must be an object', format('got %s', coalesce(jsonb_typeof(summary), 'null')),
             'pass {"resolved": […], "pending": […], "active_task": …, "decisions": […], "facts": […], "artifacts": […], "notes": …}');
     end if;
     v_text := pycontext._summary_text(summary);
@@ -463,7 +471,8 @@ begin
             select string_agg(k, ', ') from jsonb_object_keys(summary) k)), 'nothing was stored; try again with content');
     end if;
     if pycontext._has_fence(v_text) then
-        perform pycontext._raise('PCX07', 'the summary contains a fence tag', left(v_text, 200), 'take the tag out');
+        perform pycontext._raise('PCX07', 'the summary contains a fence tag', format('in a text of %s characters', length(v_text)),
+            'take the tag out');
     end if;
     l := pycontext._line_before(chat_id, v_to);
     s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
@@ -494,7 +503,7 @@ begin
         'from_seq', case when l.origin = 'compaction' then l.covers_from else coalesce((
             select min(x.seq) from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) x), v_to) end,
         'to_seq', v_to, 'rows', v_rows));
-    v_before := s.counted_tokens;
+    select q.window_tokens into v_before from pycontext.compaction_plan(chat_id, token_budget) q;
     r := pycontext._place_line(s, v_to, 'compaction', to_jsonb(v_text), summary, segment, f);
     select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;
     perform pycontext._log_pass(c, 'summarized', details ->> 'reason',
@@ -543,9 +552,10 @@ begin
 end
 $$;
 
--- Logs an attempt that stored nothing: outcome failed or skipped, and why. No content is kept.
+-- Logs an attempt that stored nothing: outcome failed or skipped, and why. No content is kept. A failure puts off the
+-- next automatic pass; the same skip again, and a skip while a failure is waited out, is logged once. Frees the lease.
 create or replace function pycontext.fail_compaction(
-    chat_id text, after_message_id text, outcome text, reason text, details jsonb default null)
+    chat_id text, after_message_id text, outcome text, reason text, details jsonb default null, holder text default null)
 returns void
 language plpgsql volatile security definer
 set search_path = ''
@@ -553,6 +563,7 @@ as $$
 declare
     c pycontext.chat;
     r pycontext.compaction_plan_row;
+    v_to bigint;
 begin
     if outcome is null or outcome not in ('failed', 'skipped') then
         perform pycontext._raise('PCX02', 'outcome must be failed or skipped', format('outcome is %L', outcome),
@@ -560,9 +571,19 @@ begin
     end if;
     c := pycontext._lock_chat(chat_id, false);
     select p.* into r from pycontext.compaction_plan(chat_id) p;
-    perform pycontext._log_pass(c, outcome, reason, r.from_seq, case when after_message_id is not null
-        then pycontext._place_of(pycontext._chat_state(chat_id, null, null), after_message_id) else r.to_seq end, null, r.token_budget, r.window_tokens,
-        r.window_tokens, details, c.last_seq);
+    v_to := case when after_message_id is not null
+        then pycontext._place_of(pycontext._chat_state(chat_id, null, null), after_message_id) else r.to_seq end;
+    if outcome = 'failed' or not exists (
+        select from (
+            select t.outcome, t.trigger, t.reason, t.model from pycontext.pass t
+            where t.chat_id = c.chat_id order by t.pass_no desc limit 1) q
+        where q.outcome = 'failed' and details ->> 'model' is null or q.outcome = 'skipped' and q.model is null
+            and q.trigger is not distinct from details ->> 'trigger'
+            and regexp_replace(q.reason, '[0-9]+', '', 'g') = regexp_replace(left(fail_compaction.reason, 500), '[0-9]+', '', 'g')) then
+        perform pycontext._log_pass(c, outcome, reason, r.from_seq, v_to, null, r.token_budget, r.window_tokens,
+            r.window_tokens, details, c.last_seq);
+    end if;
+    perform pycontext._settle_lease(c, holder, outcome);
 end
 $$;
 

@@ -489,15 +489,18 @@ comment on function pycontext.start_turn(text, jsonb, integer, integer, text, te
     'returns what to send as format openai or anthropic. memory and context go fenced before the newest user message '
     'and are not stored. A retry with the same message_id is harmless: see is_answered. Errors: PCX01 to PCX06, '
     'PCX09; 0A000 where query_embedding is given.';
-comment on function pycontext.put_summary(text, text, jsonb, jsonb, bigint, integer, jsonb) is
+comment on function pycontext.put_summary(text, text, jsonb, jsonb, bigint, integer, jsonb, text) is
     'Stores a summary of everything up to message after_message_id as a line after it, logs the act and the pass, '
     'and returns the row. Where a line stands there already it is returned and nothing is written, so a retry and a '
     'second session get the winner''s text. details: reason, trigger, model, calls, prompt_tokens, '
-    'completion_tokens, seconds, for the log. Errors, with nothing stored: PCX01, PCX02 no such message, PCX07 stale '
-    'edit_no, empty, with a fence tag, splitting a unit, taking in a call that waits for a person, or too large.';
-comment on function pycontext.fail_compaction(text, text, text, text, jsonb) is
+    'completion_tokens, seconds, for the log. holder: as given to claim_compaction; its lease is freed with the line. '
+    'Errors, with nothing stored: PCX01, PCX02 no such message, PCX07 stale edit_no, empty, with a fence tag, splitting '
+    'a unit, taking in a call that waits for a person, or too large, PCX08 another one has taken the lease.';
+comment on function pycontext.fail_compaction(text, text, text, text, jsonb, text) is
     'Logs a compaction that stored no summary: outcome failed or skipped, and the reason, with the cut that is '
-    'planned at this moment. Changes no window. Errors: PCX01, PCX02 another outcome.';
+    'planned at this moment. A failure puts off the next automatic pass: 30 seconds, then twice as long each time, at '
+    'most an hour. A skip for the same reason as the one before it, or while a failure is waited out, is logged once. '
+    'holder: as given to claim_compaction; its lease is freed. Changes no window. Errors: PCX01, PCX02 another outcome.';
 comment on function pycontext.start_over(text, text) is
     'Places a reset after the newest message, with a note for the model if one is given, and returns its row: '
     'nothing from before it reaches the model any more, and nothing is deleted. Calls no model. Where the newest '
