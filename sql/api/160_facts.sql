@@ -1,0 +1,695 @@
+-- Durable facts: taken from messages before these are summarized, kept on purpose, looked up, forgotten.
+
+-- What recall returns, facts and messages alike.
+create or replace view pycontext.recall_row as
+select
+    null::text as kind, null::text as chat_id, null::bigint as seq, null::text as fact_id, null::text as message_id,
+    null::text as role, null::text as subject, null::text as content, null::real as score, null::integer as tokens,
+    null::timestamptz as stated_at
+where false;
+comment on view pycontext.recall_row is 'Row type of recall.';
+comment on column pycontext.recall_row.kind is 'fact or message.';
+comment on column pycontext.recall_row.chat_id is 'The chat it comes from.';
+comment on column pycontext.recall_row.seq is 'The message, or the one that the fact cites.';
+comment on column pycontext.recall_row.fact_id is 'The fact, for forget; null for a message.';
+comment on column pycontext.recall_row.message_id is 'The message; null for a fact.';
+comment on column pycontext.recall_row.role is 'Who said it.';
+comment on column pycontext.recall_row.subject is 'What the fact is about; null for a message.';
+comment on column pycontext.recall_row.content is 'The fact, or the passage of the message around what was looked for.';
+comment on column pycontext.recall_row.score is 'How well it fits the query: 1 = a fact with all its words; null without a query.';
+comment on column pycontext.recall_row.tokens is 'What the content takes, in tokens, estimated on the safe side.';
+comment on column pycontext.recall_row.stated_at is 'When it was said.';
+
+create or replace view pycontext.fact_row as
+select
+    null::text as chat_id, null::text as fact_id, null::bigint as seq, null::text as role, null::text as source,
+    null::text as kind, null::text as subject, null::text as content, null::boolean as is_superseded,
+    null::timestamptz as stated_at, null::timestamptz as created_at
+where false;
+comment on view pycontext.fact_row is 'Row type of remember, flush_facts and memory_page.';
+comment on column pycontext.fact_row.chat_id is 'The chat it was stated in.';
+comment on column pycontext.fact_row.fact_id is 'Its name in that chat, for forget.';
+comment on column pycontext.fact_row.seq is 'The message it cites.';
+comment on column pycontext.fact_row.role is 'Who said it.';
+comment on column pycontext.fact_row.source is 'flush or remember.';
+comment on column pycontext.fact_row.kind is 'What sort of fact.';
+comment on column pycontext.fact_row.subject is 'What it is about; null = contradicts nothing.';
+comment on column pycontext.fact_row.content is 'The fact.';
+comment on column pycontext.fact_row.is_superseded is
+    'True where a newer fact says the same, or something else about the subject: recall leaves it out.';
+comment on column pycontext.fact_row.stated_at is 'When it was stated.';
+comment on column pycontext.fact_row.created_at is 'When it was stored.';
+
+create or replace view pycontext.flush_source_row as
+select
+    null::bigint as seq, null::text as message_id, null::text as role, null::boolean as is_user, null::text as text,
+    null::jsonb as tool_calls, null::text as tool_call_id, null::text as name, null::integer as tokens,
+    null::timestamptz as created_at, null::bigint as edit_no, null::text as flush_mode
+where false;
+comment on view pycontext.flush_source_row is 'Row type of flush_source: original messages of a chat.';
+comment on column pycontext.flush_source_row.seq is 'Place; what a fact cites.';
+comment on column pycontext.flush_source_row.message_id is 'The message.';
+comment on column pycontext.flush_source_row.role is 'user, assistant, tool, system or developer.';
+comment on column pycontext.flush_source_row.is_user is 'True where the user himself wrote it: role user, and not injected.';
+comment on column pycontext.flush_source_row.text is 'Its readable text, not masked.';
+comment on column pycontext.flush_source_row.tool_calls is 'Calls of an assistant message.';
+comment on column pycontext.flush_source_row.tool_call_id is 'The call a result answers.';
+comment on column pycontext.flush_source_row.name is 'Name of the speaker or tool.';
+comment on column pycontext.flush_source_row.tokens is 'What it takes, in tokens.';
+comment on column pycontext.flush_source_row.created_at is 'When it was written.';
+comment on column pycontext.flush_source_row.edit_no is 'The chat''s edit_no, to be handed to flush_facts.';
+comment on column pycontext.flush_source_row.flush_mode is 'The profile''s: required or optional.';
+
+-- Words, language by language and beyond. What is indexed depends on _words, _message_words and _content_text: a
+-- release that changes one of them drops message_words_ix, so that it is built anew.
+
+-- The words of a text of any size and script: stems of Russian and English (one configuration has both), every run with
+-- a digit, pairs of characters where words are not set apart (Chinese, Japanese, Korean, Thai). Never fails: the first
+-- 50,000 characters stay under what a tsvector can hold.
+create or replace function pycontext._words(body text)
+returns tsvector
+language plpgsql immutable strict parallel safe
+set search_path = ''
+as $$
+declare
+    v_wide constant text := '[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f]+';
+    v_text text := left(body, 50000);
+    v_more text[] := '{}';
+    v_words tsvector;
+begin
+    if v_text ~ '[^\u0001-\u007f]' then
+        v_text := lower(normalize(v_text, nfkc));
+        if v_text ~ '[\u0401-\u042f\u0490]' then
+            -- lower() follows the locale, which may be C
+            v_text := translate(v_text, 'АБВГДЕЁЖЗИЙКЛМНОПРСТУФХЦЧШЩЪЫЬЭЮЯЄІЇҐЎ', 'абвгдеёжзийклмнопрстуфхцчшщъыьэюяєіїґў');
+        end if;
+        v_text := replace(v_text, 'ё', 'е');
+    else
+        v_text := lower(v_text);
+    end if;
+    if v_text ~ v_wide then
+        -- pairs, and the last character of a run alone, so that a prefix finds every single one
+        select array_agg(distinct q.pair) into v_more
+        from (
+            select c.letter || coalesce(lead(c.letter) over (partition by r.n order by c.n), '') as pair
+            from regexp_matches(v_text, v_wide, 'g') with ordinality r (run, n)
+            cross join lateral string_to_table(r.run[1], null) with ordinality c (letter, n)) q;
+        v_text := regexp_replace(v_text, v_wide, ' ', 'g');
+    end if;
+    if v_text ~ '[0-9]' then
+        select v_more || coalesce(array_agg(distinct r.run[1]), '{}') into v_more
+        from regexp_matches(v_text, '[a-zа-я0-9]*[0-9][a-zа-я0-9]*', 'g') r (run)
+        where length(r.run[1]) between 2 and 100;
+    end if;
+    v_words := strip(to_tsvector('pg_catalog.russian', regexp_replace(v_text, '\S{200,}', ' ', 'g')));
+    return case when v_more = '{}' then v_words else v_words || array_to_tsvector(v_more) end;
+end
+$$;
+alter function pycontext._words(text) cost 2000;
+
+-- A chat as a word, so that one index look-up finds the words of some chats alone.
+create or replace function pycontext._chat_word(chat_id text)
+returns text
+language sql immutable strict parallel safe
+as $$
+    select 'chat:' || encode(substring(sha256(convert_to(chat_id, 'UTF8')) from 1 for 8), 'hex')
+$$;
+
+create or replace function pycontext._message_words(chat_id text, content jsonb)
+returns tsvector
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+begin
+    return coalesce(pycontext._words(pycontext._content_text(content)), '')
+        || array_to_tsvector(array[pycontext._chat_word(chat_id)]);
+end
+$$;
+alter function pycontext._message_words(text, jsonb) cost 2000;
+
+do $$
+begin
+    if pg_catalog.to_regclass('pycontext.message_words_ix') is null then
+        create index message_words_ix on pycontext.message using gin (pycontext._message_words(chat_id, content))
+        where line_no = 0 and gone_act is null and role in ('user', 'assistant');
+    end if;
+end
+$$;
+
+-- The words of a query as terms of a tsquery, at most 32, the longest; a single Chinese character finds every pair it begins.
+create or replace function pycontext._query_terms(query text)
+returns text[]
+language sql immutable parallel safe
+as $$
+    with word as (
+        select w.word, length(w.word) = 1 and w.word ~ '[^\u0001-\u052f]' as is_single
+        from unnest(tsvector_to_array(pycontext._words(left(query, 4000)))) w (word)
+    ), chosen as (
+        select v.word, v.is_single from word v
+        where not (v.is_single and exists (select from word x where not x.is_single and right(x.word, 1) = v.word))
+        order by length(v.word) desc, v.word limit 32
+    )
+    select coalesce(array_agg('''' || replace(replace(c.word, '\', '\\'), '''', '''''') || ''''
+        || case when c.is_single then ':*' else '' end order by c.word), '{}')
+    from chosen c
+$$;
+
+-- Keys by their shape, passwords in URLs and beside their names: the last guard; whoever calls a model masks before it.
+create or replace function pycontext._mask(body text)
+returns text
+language sql immutable strict parallel safe
+as $$
+    select regexp_replace(regexp_replace(regexp_replace(body,
+        '\m(?:sk-[A-Za-z0-9_-]{8,}|[srp]k_(?:live|test)_[A-Za-z0-9]{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,20}|gh[pousr]_[A-Za-z0-9]{16,}'
+        '|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abeoprs]-[A-Za-z0-9-]{8,}|AIza[\w-]{30,}|hf_\w{16,}|npm_\w{16,}'
+        '|eyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)?)|-----BEGIN [A-Z ]*PRIVATE KEY-----.*', '[masked]', 'g'),
+        '(://[^\s/:@]{0,200}:)[^\s/@]{1,250}@', '\1[masked]@', 'g'),
+        '((?:passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|(?:auth|access|refresh)[_-]?token|пароль|密码|パスワード)'
+        '["'']?\s*(?:=|:|：|=>|\mis\M|—|是)\s*["'']?)(?!\[masked)[^\s"'',;，。]{3,}', '\1[masked]', 'gi')
+$$;
+
+create or replace function pycontext._fact_digest(content text)
+returns bytea
+language sql immutable strict parallel safe
+as $$
+    select substring(sha256(convert_to(
+        translate(lower(btrim(regexp_replace(content, '\s+', ' ', 'g'), ' .!')), 'АБВГДЕЁЖЗИЙКЛМНОПРСТУФХЦЧШЩЪЫЬЭЮЯё',
+            'абвгдеежзийклмнопрстуфхцчшщъыьэюяе'), 'UTF8')) from 1 for 16)
+$$;
+
+-- Live facts of one scope: all chats of (tenant, owner), or one chat where there is no owner. A fact is superseded by a newer
+-- one with the same content or about the same subject.
+create or replace function pycontext._facts(chat_id text, tenant text, owner text)
+returns table (
+    fact pycontext.fact, is_superseded boolean)
+language sql stable
+as $$
+    select f, f.content is null
+        or row_number() over (partition by f.digest order by f.stated_at desc, f.seq desc, f.created_at desc, f.fact_id) > 1
+        or f.subject is not null and row_number() over (
+            partition by f.subject order by f.stated_at desc, f.seq desc, f.created_at desc, f.fact_id) > 1
+    from pycontext.fact f
+    where f.gone_at is null and case when _facts.owner is null then f.chat_id = _facts.chat_id
+        else f.tenant = _facts.tenant and f.owner = _facts.owner end
+$$;
+
+create or replace function pycontext._fact_row(f pycontext.fact, is_superseded boolean)
+returns pycontext.fact_row
+language sql immutable
+as $$
+    select f.chat_id, f.fact_id, f.seq, f.role, f.source, f.kind, f.subject, f.content, is_superseded, f.stated_at, f.created_at
+$$;
+
+-- Checks and stores one fact under the chat's lock; the row that is there wins. Null where it was forgotten since it was said.
+create or replace function pycontext._put_fact(
+    c pycontext.chat, seq bigint, role text, source text, content text, subject text, kind text, said_at timestamptz, n bigint)
+returns pycontext.fact
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    f pycontext.fact;
+    v_body text := pycontext._escape_fences(pycontext._mask(btrim(regexp_replace(content, '\s+', ' ', 'g'))));
+    v_gone bigint;
+begin
+    if coalesce(v_body, '') !~ '\w' then
+        perform pycontext._raise('PCX02', 'a fact needs text', format('fact %s says %s', n, coalesce(quote_literal(left(content, 80)), 'null')),
+            'pass what is to be kept, in a sentence');
+    end if;
+    if length(v_body) > 2000 or length(subject) > 200 or length(kind) > 60 then
+        perform pycontext._raise('PCX02', 'a fact is too long', format('fact %s: %s characters, subject %s, kind %s', n,
+            length(v_body), coalesce(length(subject), 0), coalesce(length(kind), 0)),
+            'a fact may take 2000 characters, its subject 200, its kind 60');
+    end if;
+    f.chat_id := c.chat_id;
+    f.tenant := c.tenant;
+    f.owner := c.owner;
+    f.seq := seq;
+    f.role := role;
+    f.source := source;
+    f.kind := coalesce(nullif(btrim(kind), ''), 'fact');
+    f.subject := lower(nullif(btrim(pycontext._escape_fences(pycontext._mask(subject))), ''));
+    f.content := v_body;
+    f.words := pycontext._words(concat_ws(' ', translate(f.subject, '._', '  '), v_body));
+    f.digest := pycontext._fact_digest(v_body);
+    f.created_at := clock_timestamp();
+    -- forgotten after it was said: in this chat by place, in the owner's others by time
+    if f.source = 'flush' and f.seq <= c.flushed_seq or f.source = 'flush' and exists (
+        select from pycontext.fact t
+        where t.digest = f.digest and t.gone_by = 'forgotten' and (t.chat_id = f.chat_id and t.gone_seq >= f.seq
+            or t.chat_id <> f.chat_id and t.tenant = f.tenant and t.owner = f.owner and t.gone_at >= said_at)) then
+        return null;
+    end if;
+    select count(*) filter (where t.gone_at is not null) into v_gone
+    from pycontext.fact t where t.chat_id = f.chat_id and t.seq = f.seq and t.digest = f.digest;
+    f.fact_id := 'fact_' || encode(substring(sha256(convert_to(
+        jsonb_build_array(f.chat_id, f.seq, encode(f.digest, 'hex'), v_gone)::text, 'UTF8')) from 1 for 12), 'hex');
+    select greatest(said_at, max(t.stated_at)) into f.stated_at
+    from pycontext.fact t
+    where t.chat_id = f.chat_id and t.seq <= f.seq and t.gone_at is null and t.subject = f.subject;
+    f.stated_at := coalesce(f.stated_at, said_at);
+    insert into pycontext.fact values (f.*) on conflict on constraint fact_pk do nothing;
+    select t.* into f from pycontext.fact t where t.chat_id = f.chat_id and t.fact_id = f.fact_id;
+    return f;
+end
+$$;
+
+-- Keeps a fact on purpose, citing the chat's newest message; the same fact once. PCX01, PCX02.
+create or replace function pycontext.remember(
+    chat_id text, content text, subject text default null, kind text default null)
+returns pycontext.fact_row
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat := pycontext._lock_chat(chat_id, false);
+    f pycontext.fact;
+    v_seq bigint := c.last_seq;
+begin
+    if c.source is not null then
+        v_seq := (pycontext._chat_state(chat_id, null, null)).hi_seq;
+    end if;
+    select t.* into f
+    from pycontext.fact t
+    where t.chat_id = c.chat_id and t.gone_at is null and t.source = 'remember'
+        and t.digest = pycontext._fact_digest(pycontext._escape_fences(pycontext._mask(btrim(regexp_replace(
+            remember.content, '\s+', ' ', 'g')))))
+        and t.subject is not distinct from lower(nullif(btrim(remember.subject), ''))
+        and not exists (
+            select from pycontext._facts(t.chat_id, t.tenant, t.owner) q
+            where (q.fact).subject = t.subject and (q.fact).digest <> t.digest and (q.fact).stated_at > t.stated_at)
+    order by t.seq desc limit 1;
+    if not found then
+        f := pycontext._put_fact(c, v_seq, 'agent', 'remember', content, subject, kind, clock_timestamp(), 1);
+    end if;
+    return pycontext._fact_row(f, false);
+end
+$$;
+comment on function pycontext.remember(text, text, text, text) is
+    'Keep a fact on purpose, for this chat and all chats of its owner. subject: what it is about, such as user.name; a '
+    'newer fact about it supersedes it. The same fact is stored once. PCX01, PCX02.';
+
+-- The messages whose facts have not been taken yet, up to message M, oldest first, at most max_rows: (flushed_seq, M], what a
+-- reset set aside included. None where the profile says off.
+create or replace function pycontext.flush_source(chat_id text, after_message_id text, max_rows integer default 500)
+returns setof pycontext.flush_source_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
+    v_to bigint := pycontext._place_of(s, after_message_id);
+    v_from bigint := coalesce((select c.flushed_seq from pycontext.chat c where c.chat_id = flush_source.chat_id),
+        pycontext._origin(s.source));
+    v_end bigint;
+    v_mode text := (select p.flush_mode from pycontext.profile p where p.profile = s.profile);
+begin
+    if v_mode = 'off' then
+        return;
+    end if;
+    while v_from < v_to loop
+        -- by seq, in steps: rows that were set aside leave gaps
+        v_end := case when s.source is null then least(v_to, v_from + greatest(max_rows, 1)) else v_to end;
+        return query
+        select r.seq, r.message_id, r.role, r.is_user, pycontext._content_text(r.content), r.tool_calls, r.tool_call_id,
+            r.name, r.tokens, r.created_at, s.edit_no, v_mode
+        from pycontext._thread_rows(flush_source.chat_id, s.source, array[v_from + 1], array[v_end], null,
+            greatest(max_rows, 1), s.source is null) r
+        order by r.seq;
+        exit when found;
+        v_from := v_end;
+    end loop;
+end
+$$;
+comment on function pycontext.flush_source(text, text, integer) is
+    'The original messages that a flush up to message M has to read: (flushed_seq, M], oldest first, at most max_rows '
+    '(call again after flush_facts). Empty where nothing is owed, or where the profile''s flush_mode is off. PCX01, PCX02.';
+
+-- Stores the facts of the messages up to M and moves "flushed through" there, in one transaction: all of them or none.
+-- facts: [{"seq", "content", "subject", "kind"}]. A retry, and facts of messages flushed before, change nothing. PCX02, PCX07.
+create or replace function pycontext.flush_facts(
+    chat_id text, after_message_id text, facts jsonb, edit_no bigint default null)
+returns setof pycontext.fact_row
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat := pycontext._lock_chat(chat_id, false);
+    s pycontext._window_state;
+    f pycontext.fact;
+    x jsonb;
+    n bigint;
+    r pycontext._thread_row;
+    v_to bigint;
+    v_from bigint;
+begin
+    if edit_no is not null and edit_no <> c.edit_no then
+        perform pycontext._raise('PCX07', 'stale: the chat was edited while its facts were taken',
+            format('edit_no was %s, is %s', edit_no, c.edit_no), 'read again: select * from pycontext.flush_source(chat_id, …)');
+    end if;
+    s := pycontext._chat_state(chat_id, null, null);
+    v_to := pycontext._place_of(s, after_message_id);
+    v_from := coalesce(c.flushed_seq, pycontext._origin(c.source));
+    if jsonb_typeof(facts) is distinct from 'array' or jsonb_array_length(facts) > 2000 then
+        perform pycontext._raise('PCX02', 'facts must be an array of at most 2000',
+            format('got %s', coalesce(left(facts::text, 200), 'null')), 'pass [{"seq": …, "content": …}], [] where there are none');
+    end if;
+    if v_from >= v_to then
+        return;
+    end if;
+    for x, n in select e.value, e.ordinality from jsonb_array_elements(facts) with ordinality e loop
+        if jsonb_typeof(x) <> 'object' or coalesce(x ->> 'seq', '') !~ '^-?[0-9]{1,18}$'
+            or jsonb_typeof(x -> 'content') is distinct from 'string'
+            or coalesce(jsonb_typeof(x -> 'subject'), 'null') not in ('string', 'null')
+            or coalesce(jsonb_typeof(x -> 'kind'), 'null') not in ('string', 'null') then
+            perform pycontext._raise('PCX02', 'a fact needs the seq it cites and a text', format('fact %s: %s', n, left(x::text, 200)),
+                'pass {"seq": 412, "content": "…", "subject": …, "kind": …}');
+        end if;
+        select q.* into r
+        from pycontext._thread_rows(c.chat_id, c.source, array[(x ->> 'seq')::bigint], array[(x ->> 'seq')::bigint], null, 1, true) q;
+        if r.seq is null or r.seq > v_to then
+            perform pycontext._raise('PCX02', 'a fact cites a message outside the range',
+                format('fact %s cites #%s, the range is #%s to #%s', n, x ->> 'seq', v_from + 1, v_to),
+                'cite a message that flush_source returned');
+        end if;
+        f := pycontext._put_fact(c, r.seq, r.role, 'flush', x ->> 'content', x ->> 'subject', x ->> 'kind', r.created_at, n);
+        -- what was flushed before stays as it is: the transaction that stored it came first
+        if f.fact_id is not null then
+            return next pycontext._fact_row(f, false);
+        end if;
+    end loop;
+    update pycontext.chat t
+    set flushed_seq = v_to, flush_error = null, flush_failed_at = null
+    where t.chat_id = c.chat_id;
+end
+$$;
+comment on function pycontext.flush_facts(text, text, jsonb, bigint) is
+    'Store the facts of the messages up to M, [{"seq", "content", "subject", "kind"}], each citing its message, and note '
+    'that the chat is flushed through M: all of them or none. Returns the stored ones. No message is written and nothing '
+    'is compacted. edit_no: from flush_source; refused (PCX07) where the chat was edited since. PCX01, PCX02.';
+
+-- Notes on the chat that a flush failed; the next success clears it. reason holds no content.
+create or replace function pycontext.fail_flush(chat_id text, reason text)
+returns void
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat := pycontext._lock_chat(chat_id, false);
+begin
+    update pycontext.chat t
+    set flush_error = left(coalesce(reason, 'no reason given'), 500), flush_failed_at = clock_timestamp()
+    where t.chat_id = c.chat_id;
+end
+$$;
+comment on function pycontext.fail_flush(text, text) is
+    'Note on the chat that its flush failed, and why; flush_facts clears it, status() shows it. PCX01.';
+
+-- The message up to which facts are owed: what a line covers, or a reset set aside, and no flush has read. Null = none.
+create or replace function pycontext.flush_owed(chat_id text)
+returns text
+language sql stable
+set search_path = ''
+as $$
+    select (
+        select r.message_id
+        from pycontext._thread_rows(c.chat_id, c.source, array[coalesce(c.flushed_seq, pycontext._origin(c.source)) + 1],
+            array[c.line_seq], null, 1, true) r)
+    from pycontext.chat c
+    join pycontext.profile p on p.profile = c.profile
+    where c.chat_id = flush_owed.chat_id and p.flush_mode <> 'off'
+        and c.line_seq > coalesce(c.flushed_seq, pycontext._origin(c.source))
+$$;
+comment on function pycontext.flush_owed(text) is
+    'The message up to which a flush of this chat is owed (covered by a line, or set aside by a reset); null = none is.';
+
+-- Rows of the messages with one of the terms, in the chats given: one index look-up a term, at most max_rows each.
+create or replace function pycontext._message_hits(chats text[], terms text[], max_rows integer)
+returns table (chat_id text, seq bigint, message_id text, created_at timestamptz, term integer)
+language plpgsql stable
+set search_path = ''
+set enable_seqscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+declare
+    v_scope tsquery := (
+        select ('(' || string_agg('''' || pycontext._chat_word(w.id) || '''', '|') || ')')::tsquery from unnest(chats) w (id));
+begin
+    for i in 1 .. cardinality(terms) loop
+        return query
+        select m.chat_id, m.seq, m.message_id, m.created_at, i
+        from pycontext.message m
+        where pycontext._message_words(m.chat_id, m.content) @@ (v_scope && terms[i]::tsquery)
+            and m.chat_id = any (chats) and m.line_no = 0 and m.gone_act is null and m.role in ('user', 'assistant')
+        limit max_rows;
+    end loop;
+end
+$$;
+
+-- The part of a text around the first of the words that is found in it, whole where it is short.
+create or replace function pycontext._passage(body text, query text, max_length integer)
+returns text
+language plpgsql immutable
+set search_path = ''
+as $$
+declare
+    v_at integer;
+begin
+    if length(body) <= max_length then
+        return body;
+    end if;
+    select min(strpos(lower(body), w.word)) into v_at
+    from regexp_split_to_table(lower(query), '[^[:alnum:]]+') w (word)
+    where length(w.word) > 2 and strpos(lower(body), w.word) > 0;
+    v_at := greatest(1, least(coalesce(v_at, 1) - max_length / 4, length(body) - max_length + 1));
+    return case when v_at > 1 then '…' else '' end || substr(body, v_at, max_length)
+        || case when v_at + max_length <= length(body) then '…' else '' end;
+end
+$$;
+
+-- The passages of past messages that fit the terms best. Rare words count more; of this chat only what its window does not
+-- hold: before the newest line, after the newest reset.
+create or replace function pycontext._recall_messages(c pycontext.chat, chats text[], query text, terms text[], max_rows integer)
+returns setof pycontext.recall_row
+language sql stable
+as $$
+    with hit as (
+        select h.* from pycontext._message_hits(
+            case when c.source is null then chats else array_remove(chats, c.chat_id) end, terms, 2000) h
+        where h.chat_id <> c.chat_id or h.seq > c.reset_seq and h.seq <= coalesce(c.line_seq, 0)
+            and h.seq is distinct from (
+                select m.request_seq from pycontext.message m
+                where m.chat_id = c.chat_id and m.seq = c.line_seq and m.line_no = c.line_no)
+        union all
+        -- a table of the product has no index of ours: its newest covered rows are read
+        select r.chat_id, r.seq, r.message_id, r.created_at, t.n::integer
+        from pycontext._thread_rows(c.chat_id, c.source, array[greatest(c.reset_seq, pycontext._origin(c.source))],
+            array[c.line_seq], null, 1000, true) r
+        cross join lateral (select pycontext._words(pycontext._content_text(r.content)) as words offset 0) w
+        cross join unnest(terms) with ordinality t (term, n)
+        where c.source is not null and r.role in ('user', 'assistant') and w.words @@ t.term::tsquery
+    ), rare as (
+        select h.term, 1 / ln(2 + count(*)) as weight from hit h group by h.term
+    ), best as (
+        select h.chat_id, h.seq, h.message_id, h.created_at,
+            sum(q.weight) / (select sum(coalesce(z.weight, 1.44)) from generate_series(1, cardinality(terms)) g (n)
+                left join rare z on z.term = g.n) as score
+        from hit h join rare q on q.term = h.term
+        group by h.chat_id, h.seq, h.message_id, h.created_at
+        order by score desc, h.created_at desc, h.seq desc
+        limit 3 * max_rows
+    )
+    select 'message', b.chat_id, b.seq, null, b.message_id, r.role, null, p.passage,
+        (b.score * 0.9 / (1 + 0.1 * ln(1 + length(pycontext._content_text(r.content)) / 400.0)))::real,
+        pycontext.estimate_tokens(p.passage), r.created_at
+    from best b
+    join pycontext.chat k on k.chat_id = b.chat_id
+    cross join lateral pycontext._thread_rows(b.chat_id, k.source, array[b.seq], array[b.seq], null, 1, true) r
+    cross join lateral (select pycontext._passage(pycontext._content_text(r.content), query, 800) as passage) p
+$$;
+
+-- Facts and past messages of the chat's (tenant, owner), or of the chat alone where it has none, that fit the query, best first:
+-- at most max_rows, and max_tokens in all (null: the profile's memory_tokens). No query: the newest facts. PCX01.
+create or replace function pycontext.recall(
+    chat_id text, query text default null, query_embedding real[] default null, max_rows integer default 10,
+    max_tokens integer default null)
+returns setof pycontext.recall_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    c pycontext.chat;
+    r pycontext.recall_row;
+    v_terms text[] := pycontext._query_terms(query);
+    v_chats text[];
+    v_left integer;
+begin
+    if query_embedding is not null then
+        raise exception using errcode = '0A000', message = 'recall by embedding is not installed',
+            hint = 'leave query_embedding out: recall is lexical then';
+    end if;
+    select t.* into c from pycontext.chat t where t.chat_id = recall.chat_id;
+    if not found then
+        -- an adopted chat of which nothing is derived yet, or none at all
+        perform pycontext._chat_state(chat_id, null, null);
+        return;
+    end if;
+    select coalesce(max_tokens, least(p.memory_tokens, p.context_window / 8)) into v_left
+    from pycontext.profile p where p.profile = c.profile;
+    v_chats := array[c.chat_id] || case when c.owner is null then '{}' else array(
+        select t.chat_id from pycontext.chat t
+        where t.tenant = c.tenant and t.owner = c.owner and t.chat_id <> c.chat_id order by t.updated_at desc limit 500) end;
+    for r in
+        with found as (
+            select (q.fact).*, (
+                select count(*) from unnest(v_terms) t (term) where (q.fact).words @@ t.term::tsquery) as terms
+            from pycontext._facts(c.chat_id, c.tenant, c.owner) q
+            where not q.is_superseded
+        )
+        select 'fact', f.chat_id, f.seq, f.fact_id, null, f.role, f.subject, f.content,
+            case when cardinality(v_terms) > 0 then f.terms::real / cardinality(v_terms) end,
+            pycontext.estimate_tokens(f.content), f.stated_at
+        from found f
+        where f.terms > 0 or cardinality(v_terms) = 0 and coalesce(query, '') !~ '\w'
+        union all
+        select m.*
+        from pycontext._recall_messages(c, v_chats, query, v_terms, max_rows) m
+        where cardinality(v_terms) > 0
+        order by 9 desc nulls last, 11 desc, 3 desc
+        limit 20 * max_rows
+    loop
+        exit when max_rows <= 0;
+        continue when r.tokens + 8 > v_left;
+        v_left := v_left - r.tokens - 8;
+        max_rows := max_rows - 1;
+        return next r;
+    end loop;
+end
+$$;
+comment on function pycontext.recall(text, text, real[], integer, integer) is
+    'Facts and past messages that fit the query, best first, of all chats of this chat''s tenant and owner (no owner: of '
+    'this chat alone): at most max_rows, within max_tokens (null: the profile''s memory_tokens). Lexical, in every script. Of '
+    'facts that contradict each other the newest. No query: the newest facts. PCX01.';
+
+-- Forgets a fact by its id, or every fact with all the words of the query, in the chats of this chat's (tenant, owner); with it
+-- go other tellings of it and older facts about its subject. The content is erased. Returns how many.
+create or replace function pycontext.forget(chat_id text, fact_id text default null, query text default null)
+returns integer
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat := pycontext._lock_chat(chat_id, false);
+    v_terms text[] := pycontext._query_terms(query);
+    v_count integer;
+begin
+    if (fact_id is null) = (query is null) or query is not null and cardinality(v_terms) = 0 then
+        perform pycontext._raise('PCX02', 'forget takes the id of a fact, or a query with words',
+            format('fact_id is %L, query is %L', fact_id, query), 'see: select * from pycontext.recall(chat_id, query)');
+    end if;
+    with live as materialized (
+        select (q.fact).* from pycontext._facts(c.chat_id, c.tenant, c.owner) q
+    ), named as (
+        select l.* from live l
+        where l.fact_id = forget.fact_id or query is not null and l.words @@ array_to_string(v_terms, '&')::tsquery
+    ), doomed as (
+        select l.chat_id, l.fact_id from live l
+        where exists (select from named w where l.chat_id = w.chat_id and l.fact_id = w.fact_id or l.digest = w.digest
+            or l.subject = w.subject and l.stated_at <= w.stated_at)
+    )
+    update pycontext.fact f
+    set gone_at = clock_timestamp(), gone_by = 'forgotten', content = null, words = null, subject = null,
+        gone_seq = case when k.source is null then k.last_seq else 4611686018427387904 end
+    from doomed d join pycontext.chat k on k.chat_id = d.chat_id
+    where f.chat_id = d.chat_id and f.fact_id = d.fact_id;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+comment on function pycontext.forget(text, text, text) is
+    'Forget a fact by its id, or all facts with every word of the query, in this chat and the others of its owner: the content '
+    'is erased, other tellings and older facts about the subject with it. A later flush does not bring it back; saying it '
+    'again does. Messages stay: redact_message erases those. Returns how many were forgotten. PCX01, PCX02.';
+
+-- What is remembered of an owner, newest first, superseded facts too: the page to show him. chat_id: of that chat alone.
+create or replace function pycontext.memory_page(
+    owner text, tenant text default null, chat_id text default null, before timestamptz default null,
+    max_rows integer default 100)
+returns setof pycontext.fact_row
+language sql stable
+set search_path = ''
+as $$
+    select (p.fact).chat_id, (p.fact).fact_id, (p.fact).seq, (p.fact).role, (p.fact).source, (p.fact).kind, (p.fact).subject,
+        (p.fact).content, p.is_superseded, (p.fact).stated_at, (p.fact).created_at
+    from pycontext._facts(memory_page.chat_id, pycontext._tenant(memory_page.tenant), memory_page.owner) p
+    where (memory_page.chat_id is null or (p.fact).chat_id = memory_page.chat_id)
+        and (before is null or (p.fact).stated_at < before)
+    order by (p.fact).stated_at desc, (p.fact).seq desc, (p.fact).fact_id
+    limit max_rows
+$$;
+comment on function pycontext.memory_page(text, text, text, timestamptz, integer) is
+    'What is remembered of an owner (null: of the chat given), newest first, at most max_rows before a time: the page to show '
+    'him. is_superseded marks what recall leaves out. tenant: null = the session''s.';
+
+-- For acts, which hold the chat's lock.
+
+-- After a rewind to a seq: facts from messages after it leave recall, and their place is owed to the flush again.
+create or replace function pycontext._rewind_facts(chat_id text, seq bigint)
+returns integer
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    v_count integer;
+begin
+    update pycontext.fact f
+    set gone_at = clock_timestamp(), gone_by = 'rewound'
+    where f.chat_id = _rewind_facts.chat_id and f.seq > _rewind_facts.seq and f.gone_at is null;
+    get diagnostics v_count = row_count;
+    update pycontext.chat c
+    set flushed_seq = _rewind_facts.seq
+    where c.chat_id = _rewind_facts.chat_id and c.flushed_seq > _rewind_facts.seq;
+    return v_count;
+end
+$$;
+
+-- After a redaction: every fact that cites the message is deleted, whatever became of it.
+create or replace function pycontext._erase_facts(chat_id text, seq bigint)
+returns integer
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    v_count integer;
+begin
+    delete from pycontext.fact f where f.chat_id = _erase_facts.chat_id and f.seq = _erase_facts.seq;
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+-- A fork knows what its part of the chat knew. The owner sees each fact once all the same.
+create or replace function pycontext._fork_facts(chat_id text, fork_id text, seq bigint)
+returns integer
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    v_count integer;
+begin
+    insert into pycontext.fact (chat_id, fact_id, tenant, owner, seq, role, source, kind, subject, content, words, digest,
+        stated_at, created_at)
+    select k.chat_id, f.fact_id, k.tenant, k.owner, f.seq, f.role, f.source, f.kind, f.subject, f.content, f.words, f.digest,
+        f.stated_at, f.created_at
+    from pycontext.fact f
+    join pycontext.chat k on k.chat_id = fork_id
+    where f.chat_id = _fork_facts.chat_id and f.seq <= _fork_facts.seq and f.gone_at is null
+    on conflict on constraint fact_pk do nothing;
+    get diagnostics v_count = row_count;
+    update pycontext.chat k
+    set flushed_seq = (
+        select least(c.flushed_seq, _fork_facts.seq) from pycontext.chat c where c.chat_id = _fork_facts.chat_id)
+    where k.chat_id = fork_id;
+    return v_count;
+end
+$$;
