@@ -16,7 +16,7 @@ from psycopg.types.json import set_json_loads
 from pycontext import steps as core
 from pycontext.errors import PycontextError, translate
 from pycontext.queries import query
-from pycontext.steps import Ask, Row, Step, Steps
+from pycontext.steps import Question, Row, Step, Steps
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class Runner:
         """Run an operation to its end."""
 
         def perform(step: Step) -> Any:
-            if isinstance(step, Ask):
+            if isinstance(step, Question):
                 return step.answer()
             return self.link.execute(
                 query(step.query), step.parameters, is_repeatable=step.is_repeatable, is_alone=is_alone

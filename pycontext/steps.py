@@ -1,7 +1,7 @@
 """One core for sync and async: an operation is a generator of steps, and what runs it does the waiting.
 
-An operation yields `Call` (one statement, a transaction of its own) and gets its rows back, or `Ask` (a
-model) and gets its answer. It never holds a connection, so nothing is open between two steps.
+An operation yields `Call` (one statement, a transaction of its own) and gets its rows back, or a `Question`
+(to a model) and gets its answer. It never holds a connection, so nothing is open between two steps.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ class Call:
     is_repeatable: bool = True
 
 
+class Question:
+    """What takes its time outside the database; nothing is open meanwhile."""
+
+    def answer(self) -> Any:
+        """The answer."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Ask:
+class Ask(Question):
     """A summarizer and what to tell."""
 
     summarizer: Summarizer
@@ -46,7 +54,7 @@ class Ask:
         return result
 
 
-Step = Call | Ask
+Step = Call | Question
 Row = dict[str, Any]
 Steps = Generator[Step, Any, T]
 
