@@ -79,6 +79,7 @@ def fill(conn: Connection, tenant: str) -> None:
         """select pycontext.cache_token_counts(%s, 'cl100k_base', '[{"seq": 1, "tokens": 9}]')""", (chat,)
     )
     conn.execute("select pycontext.fail_compaction(%s, 'm0', 'skipped', 'small')", (chat,))
+    conn.execute("select pycontext.remember(%s, %s)", (chat, f"a fact of {tenant}"))
     conn.execute("select pycontext.start_over(%s)", (chat,))
 
 
