@@ -90,6 +90,7 @@ select
     null::bigint as request_seq, null::bigint as head_from, null::bigint as head_to, null::integer as head_frozen,
     null::boolean as is_head_cut, null::boolean as is_exact, null::bigint as chat_head_from, null::bigint as chat_head_to, null::bigint as reset_seq,
     null::bigint as prune_unit, null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request,
+    null::integer as pins, null::bigint[] as pin_units, null::bigint[] as pin_from, null::bigint[] as pin_to, null::bigint as pin_tokens,
     null::text as mode, null::bigint as first_unit, null::bigint as marker_from, null::bigint as marker_to,
     null::bigint as marker_tokens, null::bigint as border_request
 where false;
@@ -104,4 +105,11 @@ create or replace view pycontext._line_frame_row as
 select
     null::bigint as head_from, null::bigint as head_to, null::integer as head_frozen, null::bigint as request_seq,
     null::integer as request_frozen
+where false;
+
+-- A live pin with its unit: what it spans and what it costs.
+create or replace view pycontext._pin_row as
+select
+    null::bigint as seq, null::text as message_id, null::bigint as unit_seq, null::bigint as to_seq,
+    null::bigint as at_act, null::integer as tokens
 where false;

@@ -149,3 +149,16 @@ begin
     end if;
 end
 $$;
+
+-- Whether a better result of the same call is in sight at that act, up to hi_seq.
+create or replace function pycontext._is_superseded(
+    chat_id text, seq bigint, unit_seq bigint, tool_call_id text, act bigint, hi_seq bigint)
+returns boolean
+language sql stable
+as $$
+    select exists (
+        select from pycontext._thread_rows(_is_superseded.chat_id, null, array[_is_superseded.unit_seq], array[hi_seq],
+            coalesce(act, 9223372036854775806)) r
+        where r.unit_seq = _is_superseded.unit_seq and r.seq > _is_superseded.seq and r.role = 'tool'
+            and r.tool_call_id = _is_superseded.tool_call_id)
+$$;

@@ -149,6 +149,10 @@ begin
             select t.* into v_old from pycontext.message t
             where t.chat_id = c.chat_id and t.message_id = r.message_id;
             if found then
+                if v_old.redacted_act is not null then
+                    return next v_old;  -- erased, body and digest: never compared, never restored
+                    continue;
+                end if;
                 if v_old.digest is distinct from r.digest then
                     perform pycontext._raise('PCX03', 'this message id was used with another body',
                         format('message_id is %L, seq %s, message %s of this call', r.message_id, v_old.seq, n),

@@ -185,7 +185,7 @@ declare
 begin
     select t.chat_id, t.source, t.profile, t.token_scale, t.tool_tokens, t.last_seq, t.act_no, t.edit_no, t.total_tokens,
         t.stub_total, t.live_tokens, t.excess_tokens, t.line_seq, t.line_no, t.reset_seq, t.request_seq, t.head_seq,
-        t.head_to, t.open_calls, t.straddles, t.prune_unit, t.prune_total, t.prune_stub, t.prune_request, p.encoding, p.image_tokens, p.head_tokens, p.tail_ratio,
+        t.head_to, t.open_calls, t.straddles, t.prune_unit, t.prune_total, t.prune_stub, t.prune_request, t.pins, p.encoding, p.image_tokens, p.head_tokens, p.tail_ratio,
         pycontext._budget(p, t.tool_tokens, t.token_scale) as budget
     into c
     from pycontext.chat t
@@ -198,7 +198,7 @@ begin
             0::bigint as live_tokens, 0::bigint as excess_tokens, null::bigint as line_seq, null::smallint as line_no,
             0::bigint as reset_seq, null::bigint as request_seq, null::bigint as head_seq, null::bigint as head_to,
             '{}'::jsonb as open_calls, '{}'::int8multirange as straddles, null::bigint as prune_unit,
-            null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request, p.encoding, p.image_tokens, p.head_tokens,
+            null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request, 0 as pins, p.encoding, p.image_tokens, p.head_tokens,
             p.tail_ratio, pycontext._budget(p, 0, p.token_scale) as budget
         into c
         from pycontext.source d
@@ -256,8 +256,10 @@ begin
             -- the state right after that line was placed
             select t.seq, t.running_total, t.running_stub, t.is_user, t.after_user into m
             from pycontext.act a
-            join pycontext.message t on t.chat_id = a.chat_id and t.seq = a.at_seq and t.line_no = 0
-            where a.chat_id = c.chat_id and a.act_no = s.hi_act;
+            join pycontext.message t on t.chat_id = a.chat_id and t.seq <= a.at_seq and t.line_no = 0
+            where a.chat_id = c.chat_id and a.act_no = s.hi_act and t.at_act <= s.hi_act
+                and (t.gone_act is null or t.gone_act > s.hi_act)
+            order by t.seq desc limit 1;
         end if;
         s.hi_seq := m.seq;
         s.total_hi := m.running_total;
@@ -315,7 +317,7 @@ begin
     select t.content, t.tokens, t.encoding, t.created_at, greatest(t.tokens, t.frozen_tokens) as cost into q
     from pycontext.prompt t
     where t.chat_id = c.chat_id and t.act_no <= s.hi_act order by t.act_no desc limit 1;
-    s.prompt := q.content;
+    s.prompt := nullif(q.content, '');
     s.prompt_tokens := q.tokens;
     s.prompt_encoding := q.encoding;
     s.prompt_created_at := q.created_at;
@@ -330,7 +332,7 @@ begin
             (a.details ->> 'prune_stub')::bigint, (a.details ->> 'prune_request')::bigint
         into s.prune_unit, s.prune_total, s.prune_stub, s.prune_request
         from pycontext.act a
-        where a.chat_id = c.chat_id and a.act_no <= s.hi_act and a.act = 'pruned'
+        where a.chat_id = c.chat_id and a.act_no <= s.hi_act and a.details ? 'prune_unit'
         order by a.act_no desc limit 1;
     end if;
     if s.prune_unit <= coalesce(l.seq, 0) + 1 then
@@ -342,7 +344,8 @@ begin
     s.stub_base := coalesce(l.running_stub, 0);
     s.fixed_tokens := 3 + coalesce(q.cost, 0) + coalesce(greatest(l.tokens, l.frozen_tokens) + coalesce(s.head_frozen, 0)
         + coalesce(l.request_frozen, 0), 0);
-    s.has_open := c.source is not null or as_of is not null or c.open_calls <> '{}';
+    s.pins := case when as_of is null then c.pins else 1 end;
+    s.has_open := c.source is not null or as_of is not null or c.open_calls <> '{}' or c.pins > 0;
     if s.has_open then
         -- room for the stand-ins of results that have not come
         select count(*) into v_open from jsonb_each(c.open_calls) o
@@ -360,6 +363,32 @@ begin
         s.line_total := s.total_base;
         s.counted_tokens := s.counted_tokens - s.total_base;
     end if;
+    return s;
+end
+$$;
+
+create or replace function pycontext._pinned_between(pins pycontext._pin_row[], after_unit bigint, before_unit bigint)
+returns bigint
+language sql immutable parallel safe
+as $$
+    select case when pins is null then 0 else (
+        select coalesce(sum(t.tokens), 0)::bigint from unnest(pins) t
+        where t.unit_seq > after_unit and t.unit_seq < before_unit) end
+$$;
+
+-- The pins that stand apart because their units lie before the first unit shown; where the request stands apart too,
+-- it is shown as the request.
+create or replace function pycontext._with_pins(s pycontext._window_state, pins pycontext._pin_row[], before_unit bigint)
+returns pycontext._window_state
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+begin
+    select array_agg(t.unit_seq order by t.unit_seq),
+        array_agg(case when s.source is null then t.unit_seq else t.to_seq end order by t.unit_seq), coalesce(sum(t.tokens), 0)
+    into s.pin_from, s.pin_to, s.pin_tokens
+    from unnest(pins) t
+    where t.unit_seq < before_unit and t.unit_seq is distinct from s.border_request;
     return s;
 end
 $$;
@@ -383,11 +412,23 @@ declare
     v_total bigint;
     v_cost bigint;
     v_head_cut bigint := 0;
+    v_pins pycontext._pin_row[];
     v_low bigint;
     v_high bigint;
     v_mid bigint;
 begin
     s.mode := 'full';
+    if s.pins > 0 then
+        -- those that no range of the window shows in place
+        select array_agg(row(t.seq, t.message_id, t.unit_seq, t.to_seq, t.at_act, t.tokens)::pycontext._pin_row),
+            array_agg(t.unit_seq)
+        into v_pins, s.pin_units
+        from pycontext._live_pins(s.chat_id, s.act_arg) t
+        where t.seq <= s.hi_seq and (t.unit_seq between s.head_from and s.head_to) is not true
+            and t.unit_seq is distinct from s.request_seq;
+        s := pycontext._with_pins(s, v_pins, s.lo_seq + 1);
+        v_avail := v_avail - s.pin_tokens;
+    end if;
     if s.prune_unit is null and s.total_hi - s.total_base <= v_avail then
         return s;
     end if;
@@ -425,6 +466,10 @@ begin
         end if;
     end if;
 
+    if v_pins is not null then
+        v_pins := array(select t from unnest(v_pins) t where (t.unit_seq between s.head_from and s.head_to) is not true);
+    end if;
+
     -- what the last pruning pass settled stays: one border, until the next pass or a line goes past it
     if s.prune_unit is not null then
         if s.prune_unit <= s.lo_seq + 1 then
@@ -436,7 +481,7 @@ begin
             end if;
         else
             v_request := pycontext._row_at(s, s.prune_request);
-            if s.prune_stub - s.stub_base + s.total_hi - s.prune_total
+            if s.prune_stub - s.stub_base + s.total_hi - s.prune_total + pycontext._pinned_between(v_pins, s.lo_seq, s.prune_unit)
                 + coalesce(v_request.frozen_tokens - v_request.stub_tokens, v_head_cut) <= v_avail then
                 s.mode := 'prune';
                 s.first_unit := s.prune_unit;
@@ -475,7 +520,7 @@ begin
             b := v_tail;
             loop
                 v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
-                if b.start_stub - s.stub_base + s.total_hi - b.start_total
+                if b.start_stub - s.stub_base + s.total_hi - b.start_total + pycontext._pinned_between(v_pins, s.lo_seq, b.unit_seq)
                     + coalesce(v_request.frozen_tokens - v_request.stub_tokens, v_head_cut) <= v_avail then
                     s.mode := 'prune';
                     s.first_unit := b.unit_seq;
@@ -490,6 +535,7 @@ begin
                 b := pycontext._border(s, ceil(v_mid * v_grid)::bigint);
             end loop;
             if s.mode = 'prune' then
+                s := pycontext._with_pins(s, v_pins, s.lo_seq + 1);
                 s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
                 return s;
             end if;
@@ -528,7 +574,8 @@ begin
             end if;
         end if;
         v_cost := case when b.unit_seq < s.prune_unit then s.prune_stub - b.start_stub + s.total_hi - s.prune_total
-            else s.total_hi - b.start_total end;
+            + pycontext._pinned_between(v_pins, b.unit_seq - 1, s.prune_unit) else s.total_hi - b.start_total end
+            + pycontext._pinned_between(v_pins, s.lo_seq, b.unit_seq);
         v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
         if v_cost + coalesce(v_request.frozen_tokens, v_head_cut) <= v_avail or b.unit_seq = v_tail.unit_seq then
             s.first_unit := b.unit_seq;
@@ -536,6 +583,7 @@ begin
             s.marker_to := b.unit_seq - 1;
             s.marker_tokens := b.start_total - s.total_base;
             s.border_request := v_request.seq;
+            s := pycontext._with_pins(s, v_pins, s.first_unit);
             if v_cost + coalesce(v_request.frozen_tokens, v_head_cut)
                 + pycontext._marker_cost(s.marker_from, s.marker_to, s.marker_tokens) <= v_avail then
                 s.mode := 'omit';

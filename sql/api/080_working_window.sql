@@ -25,10 +25,10 @@ as $$
 $$;
 
 -- Rows of whole units in the given ranges, rendered: verbatim, or (is_pruned[i]) with a stub for a tool result and
--- words for an image, but for the border's request. tokens is what each takes.
+-- words for an image, but for kept units. tokens is what each takes.
 create or replace function pycontext._rendered_rows(
     chat_id text, source text, from_unit bigint[], to_unit bigint[], is_pruned boolean[], act bigint, hi_seq bigint,
-    turn_seq bigint, border_request bigint)
+    turn_seq bigint, kept_units bigint[])
 returns setof pycontext._thread_row
 language sql stable
 as $$
@@ -53,8 +53,12 @@ as $$
         case when c.is_short and r.stub_calls is not null then r.stub_calls else r.tool_calls end, r.metadata, null::jsonb
     from pycontext._thread_rows(chat_id, source, from_unit, to_unit, act) r
     cross join lateral (select (is_pruned[r.section_no] and r.stub_tokens < r.frozen_tokens
-        and r.seq is distinct from border_request) is true as is_short) c
-    where r.seq <= hi_seq and (r.superseded_seq is null or r.superseded_seq > hi_seq)
+        and (r.unit_seq = any (kept_units)) is not true) is true as is_short) c
+    where r.seq <= hi_seq and (r.superseded_seq is null
+        -- the mark says where to look; an act may have set the later result aside
+        or case when source is null
+            then not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, act, hi_seq)
+            else r.superseded_seq > hi_seq end)
 $$;
 
 -- The rendered rows of the ranges with a stand-in (line_no 1) for every call whose result has not come.
@@ -65,7 +69,7 @@ language sql stable
 as $$
     with r as materialized (
         select t.* from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-            s.turn_seq, s.border_request) t
+            s.turn_seq, array_append(s.pin_units, s.border_request)) t
     )
     select r.* from r
     union all
@@ -262,6 +266,7 @@ declare
     v_rows pycontext._thread_row[];
     v_cut pycontext._thread_row[];
     v_head pycontext._thread_row[];
+    v_pins pycontext._thread_row[];
     r pycontext._thread_row;
     v_request pycontext._thread_row;
     w pycontext.window_row;
@@ -297,13 +302,19 @@ begin
         from pycontext._closed_rows(s, array[s.head_from], array[s.head_to], null) t;
     end if;
 
+    if s.pin_from is not null then
+        select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins
+        from pycontext._closed_rows(s, s.pin_from, s.pin_to, null) t
+        where not exists (select from unnest(v_head) h where h.unit_seq = t.unit_seq);
+    end if;
+
     <<levels>>
     loop
         v_room := s.token_budget - 3 - v_prompt - v_line_tokens
             - case when v_from < v_first then pycontext._marker_cost(v_from, v_first - 1, v_tokens) else 0 end
-            - case when v_request.unit_seq >= v_first or exists (select from unnest(v_head) t where t.seq = v_request.seq)
+            - case when v_request.unit_seq >= v_first or exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq)
                 then 0 else coalesce(v_request.tokens, 0) end
-            - (select coalesce(sum(t.tokens), 0) from unnest(v_head) t);
+            - (select coalesce(sum(t.tokens), 0) from unnest(v_head || v_pins) t);
         v_slack := 0;
         v_step := 1;
         while v_step <= 3 loop
@@ -357,6 +368,12 @@ begin
             select coalesce(v_tokens, 0) + sum(t.tokens) into v_tokens from unnest(v_rows) t where t.unit_seq = v_first;
             select coalesce(min(t.unit_seq), s.hi_seq + 1) into v_first from unnest(v_rows) t where t.unit_seq > v_first;
             v_from := coalesce(v_from, s.lo_seq + 1);
+        elsif v_pins is not null then
+            -- the oldest pin gives way first
+            v_from := least(v_from, v_pins[1].unit_seq);
+            v_tokens := coalesce(v_tokens, 0) + (select sum(t.tokens) from unnest(v_pins) t where t.unit_seq = v_pins[1].unit_seq);
+            select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins
+            from unnest(v_pins) t where t.unit_seq <> v_pins[1].unit_seq;
         else
             v_from := v_first;  -- not even a marker fits
             v_line := null;
@@ -378,6 +395,10 @@ begin
         w := pycontext._window_row(w.ordinal + 1, 'head', r, s.is_exact);
         return next w;
     end loop;
+    foreach r in array coalesce(v_pins, '{}') loop
+        w := pycontext._window_row(w.ordinal + 1, 'pinned', r, s.is_exact);
+        return next w;
+    end loop;
     if v_line is not null and s.line_origin = 'compaction' then
         w := pycontext._line_row(w.ordinal + 1, s, v_line, v_line_tokens);
         return next w;
@@ -386,7 +407,7 @@ begin
         w := pycontext._marker_row(w.ordinal + 1, v_from, v_first - 1, v_tokens, s.is_exact);
         return next w;
     end if;
-    if v_request.unit_seq < v_first and not exists (select from unnest(v_head) t where t.seq = v_request.seq) then
+    if v_request.unit_seq < v_first and not exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
         w := pycontext._window_row(w.ordinal + 1, 'request', v_request, s.is_exact);
         return next w;
     end if;
@@ -487,6 +508,12 @@ begin
         get diagnostics v_rows = row_count;
         n := n + v_rows;
     end if;
+    if s.pin_from is not null then
+        return query select * from pycontext._section_rows(s, n, array_fill('pinned'::text, array[cardinality(s.pin_from)]),
+            s.pin_from, s.pin_to, array_fill(false, array[cardinality(s.pin_from)]));
+        get diagnostics v_rows = row_count;
+        n := n + v_rows;
+    end if;
     if s.line_origin = 'compaction' then
         n := n + 1;
         return next pycontext._line_row(n, s, s.line_content #>> '{}', s.line_tokens);
@@ -539,7 +566,7 @@ begin
         select n + (row_number() over w)::integer, sections[r.section_no], r.message_id, r.seq, r.kind, r.role, r.content,
             r.tool_calls, r.tool_call_id, r.name, r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at, s.is_exact
         from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-            s.turn_seq, s.border_request) r
+            s.turn_seq, array_append(s.pin_units, s.border_request)) r
         window w as (order by r.section_no, r.unit_seq, r.seq);
     end if;
 end

@@ -24,12 +24,6 @@ comment on view pycontext.erased_row is 'Row type of delete_chat and forget_owne
 comment on column pycontext.erased_row.relation is 'The relation, without its schema.';
 comment on column pycontext.erased_row.rows is 'How many of its rows were deleted.';
 
-create or replace view pycontext._live_pin as
-select
-    null::bigint as seq, null::text as message_id, null::bigint as unit_seq, null::bigint as to_seq,
-    null::bigint as at_act, null::bigint as tokens
-where false;
-
 -- The chat, locked; PCX09 where the product's own table holds its messages, with what to do there.
 create or replace function pycontext._lock_native(chat_id text, hint text)
 returns pycontext.chat
@@ -95,18 +89,6 @@ begin
     where t.chat_id = c.chat_id;
     return c;
 end
-$$;
-
--- Whether a better result of the same call is in sight at that act, up to hi_seq.
-create or replace function pycontext._is_superseded(
-    chat_id text, seq bigint, unit_seq bigint, tool_call_id text, act bigint, hi_seq bigint)
-returns boolean
-language sql stable
-as $$
-    select exists (
-        select from pycontext._thread_rows(_is_superseded.chat_id, null, array[_is_superseded.seq + 1], array[hi_seq],
-            coalesce(act, 9223372036854775806)) r
-        where r.unit_seq = _is_superseded.unit_seq and r.role = 'tool' and r.tool_call_id = _is_superseded.tool_call_id)
 $$;
 
 -- Calls that still wait for a result, as chat.open_calls keeps them: of the rows after from_seq, by the results there.
@@ -285,26 +267,6 @@ begin
 end
 $$;
 
--- Called by a rewind: what was derived from rows after to_seq must not be used any more. What derives replaces this.
-create or replace function pycontext._rewind_derived(chat_id text, to_seq bigint)
-returns void
-language plpgsql volatile
-set search_path = ''
-as $$
-begin
-end
-$$;
-
--- Called by a redaction: what was derived from the row at seq goes with it. What derives replaces this.
-create or replace function pycontext._erase_derived(chat_id text, seq bigint)
-returns void
-language plpgsql volatile
-set search_path = ''
-as $$
-begin
-end
-$$;
-
 -- Edit or regenerate: every row after a message is set aside (kept, no longer in the thread), and the lines placed
 -- after it; '' sets the whole thread aside. Returns what was set aside. PCX01, PCX02, PCX09.
 create or replace function pycontext.rewind_chat(chat_id text, to_message_id text)
@@ -337,7 +299,7 @@ begin
     where m.chat_id = c.chat_id and m.unit_seq = u.unit_seq and m.gone_act is null and m.superseded_seq > v_to;
     update pycontext.pin i set gone_act = c.act_no
     where i.chat_id = c.chat_id and i.seq > v_to and i.gone_act is null;
-    perform pycontext._rewind_derived(c.chat_id, v_to);
+    perform pycontext._rewind_facts(c.chat_id, v_to);
     perform pycontext._refresh_chat(c.chat_id);
     return query
     select m.seq, m.message_id, m.kind, m.origin, m.role, m.content, m.tool_calls, m.tool_call_id, m.name, m.tokens,
@@ -420,7 +382,9 @@ begin
             format('compaction_mode is %L, not auto, warn or off', p.compaction_mode)),
         (16, p.summarizer_window between 1000 and 100000000,
             format('summarizer_window is %s, not 1,000 to 100,000,000', p.summarizer_window)),
-        (17, p.settle_seconds between 0 and 86400, format('settle_seconds is %s, not 0 to 86,400', p.settle_seconds))
+        (17, p.settle_seconds between 0 and 86400, format('settle_seconds is %s, not 0 to 86,400', p.settle_seconds)),
+        (18, coalesce(p.flush_mode, '') in ('required', 'optional', 'off'),
+            format('flush_mode is %L, not required, optional or off', p.flush_mode))
     ) f (n, is_right, fault)
     where f.is_right is not true;
     return v_faults;
@@ -435,7 +399,7 @@ create or replace function pycontext.set_profile(
     tail_ratio numeric default null, summary_ratio numeric default null, trigger_ratio numeric default null,
     trigger_tokens integer default null, target_ratio numeric default null, image_tokens integer default null,
     strict_roles boolean default null, compaction_mode text default null, summarizer_window integer default null,
-    settle_seconds integer default null)
+    settle_seconds integer default null, flush_mode text default null)
 returns pycontext.profile
 language plpgsql volatile security definer
 set search_path = ''
@@ -470,6 +434,7 @@ begin
     p.compaction_mode := coalesce(compaction_mode, o.compaction_mode, 'auto');
     p.summarizer_window := coalesce(summarizer_window, o.summarizer_window, 32000);
     p.settle_seconds := coalesce(settle_seconds, o.settle_seconds, 60);
+    p.flush_mode := coalesce(flush_mode, o.flush_mode, 'required');
     -- a first turn that was not asked for may not fill a small window
     p.head_tokens := coalesce(head_tokens, least(coalesce(o.head_tokens, 2000),
         greatest(p.context_window::numeric * 5 / 8 / greatest(p.token_scale, 0.5) / 8, 0)::integer));
@@ -505,29 +470,29 @@ begin
             format('profile %L: budget %s in one of %s chats, whose tools take as much', profile, v_budget, v_chats),
             'nothing was written; use a larger context_window, or move these chats first');
     end if;
-    if o.profile is null then
-        insert into pycontext.profile values (p.*) on conflict on constraint profile_pk do nothing;
-    else
-        update pycontext.profile t
-        set encoding = p.encoding, token_scale = p.token_scale, context_window = p.context_window,
-            response_reserve = p.response_reserve, memory_tokens = p.memory_tokens, head_tokens = p.head_tokens,
-            tail_ratio = p.tail_ratio, summary_ratio = p.summary_ratio, trigger_ratio = p.trigger_ratio,
-            trigger_tokens = p.trigger_tokens, target_ratio = p.target_ratio, image_tokens = p.image_tokens,
-            strict_roles = p.strict_roles, compaction_mode = p.compaction_mode,
-            summarizer_window = p.summarizer_window, settle_seconds = p.settle_seconds
-        where t.profile = p.profile;
-    end if;
+    insert into pycontext.profile (profile, tenant)
+    select p.profile, p.tenant where o.profile is null
+    on conflict on constraint profile_pk do nothing;
+    update pycontext.profile t
+    set encoding = p.encoding, token_scale = p.token_scale, context_window = p.context_window,
+        response_reserve = p.response_reserve, memory_tokens = p.memory_tokens, head_tokens = p.head_tokens,
+        tail_ratio = p.tail_ratio, summary_ratio = p.summary_ratio, trigger_ratio = p.trigger_ratio,
+        trigger_tokens = p.trigger_tokens, target_ratio = p.target_ratio, image_tokens = p.image_tokens,
+        strict_roles = p.strict_roles, compaction_mode = p.compaction_mode, summarizer_window = p.summarizer_window,
+        settle_seconds = p.settle_seconds, flush_mode = p.flush_mode
+    where t.profile = p.profile and t.tenant = p.tenant;
     get diagnostics v_rows = row_count;
     if v_rows = 0 then
-        perform pycontext._raise('PCX10', 'no right to this profile', format('profile %L is another tenant''s, or shared by all, '
-            'or was made this moment', profile), 'use another name, or set pycontext.tenant to the tenant it belongs to');
+        perform pycontext._raise('PCX10', 'no right to this profile', format('profile %L is shared by all, or another tenant''s',
+            profile), 'use another name, or set pycontext.tenant to the tenant it belongs to');
     end if;
+    select t.* into p from pycontext.profile t where t.profile = set_profile.profile;
     return p;
 end
 $$;
 comment on function pycontext.set_profile(
     text, text, numeric, integer, integer, integer, integer, numeric, numeric, numeric, integer, numeric, integer, boolean,
-    text, integer, integer) is
+    text, integer, integer, text) is
     'Makes or alters a profile: what is left out keeps its value (a new profile: the default''s, its head within an eighth '
     'of the budget); trigger_tokens 0 takes that limit off. Limits that cannot work are refused, all of them named.';
 
@@ -638,7 +603,7 @@ begin
         n.last_seq := v_at;
     else
         n := jsonb_populate_record(n, '{"last_seq": 0, "line_seq": null, "line_no": null, "reset_seq": 0, "request_seq": null,
-            "total_tokens": 0, "stub_total": 0, "live_tokens": 0, "excess_tokens": 0}');
+            "total_tokens": 0, "stub_total": 0, "live_tokens": 0, "excess_tokens": 0, "flushed_seq": null}');
     end if;
     v_details := jsonb_build_object('chat_id', c.chat_id, 'at_message_id', at_message_id);
     insert into pycontext.chat values (n.*) on conflict on constraint chat_pk do nothing;
@@ -662,6 +627,7 @@ begin
     values (n.chat_id, n.act_no, n.tenant, 'forked', v_at, v_details, v_now);
     if c.source is null then
         perform pycontext._copy_rows(c, n, v_at);
+        perform pycontext._fork_facts(c.chat_id, n.chat_id, v_at);
     else
         perform pycontext._copy_source(c, n, v_at);
     end if;
@@ -915,6 +881,7 @@ declare
     v_frozen integer[];
     v_stub integer[];
     v_lines integer;
+    v_old integer;
 begin
     select m.* into r from pycontext.message m
     where m.chat_id = c.chat_id and m.message_id = redact_message.message_id and m.line_no = 0;
@@ -943,24 +910,29 @@ begin
     -- stubs of the results of an erased call tell its name and argument
     for t in
         select m.* from pycontext.message m
-        where m.chat_id = r.chat_id and m.seq > r.seq and m.unit_seq = r.seq and m.stub is not null and r.calls > 0
+        where m.chat_id = r.chat_id and m.seq > r.seq and m.unit_seq = r.seq and r.calls > 0 and m.role = 'tool'
+            and m.frozen_tokens > 60 and m.redacted_act is null
     loop
         v_seqs := v_seqs || t.seq;
         v_gone := v_gone || t.gone_act;
         v_frozen := v_frozen || 0;
-        v_stub := v_stub || -t.stub_tokens;
-        t.stub := pycontext._stub('tool', null, coalesce(pycontext._content_text(t.content), ''),
+        v_old := t.stub_tokens;
+        t.stub := pycontext._stub('redacted', null, coalesce(pycontext._content_text(t.content), ''),
             coalesce(t.metadata ->> 'is_error', '') = 'true', t.seq);
-        t.stub_tokens := least(t.stub_tokens, 14 + pycontext.estimate_tokens(t.stub)
-            + case when t.name is null then 0 else 1 + pycontext.estimate_tokens(t.name) end);
-        v_stub[cardinality(v_stub)] := v_stub[cardinality(v_stub)] + t.stub_tokens;
+        t.stub_tokens := 14 + pycontext.estimate_tokens(t.stub)
+            + case when t.name is null then 0 else 1 + pycontext.estimate_tokens(t.name) end;
+        if t.stub_tokens > 0.8 * t.frozen_tokens then
+            t.stub := null;
+            t.stub_tokens := t.frozen_tokens;
+        end if;
+        v_stub := v_stub || t.stub_tokens - v_old;
         update pycontext.message m set stub = t.stub, stub_tokens = t.stub_tokens
         where m.chat_id = t.chat_id and m.seq = t.seq and m.line_no = 0;
     end loop;
     perform pycontext._shift_totals(c.chat_id, v_seqs, v_gone, v_frozen, v_stub);
     update pycontext.act a set details = a.details || jsonb_build_object('lines', v_lines)
     where a.chat_id = c.chat_id and a.act_no = c.act_no;
-    perform pycontext._erase_derived(c.chat_id, r.seq);
+    perform pycontext._erase_facts(c.chat_id, r.seq);
     perform pycontext._refresh_chat(c.chat_id);
     select m.* into r from pycontext.message m where m.chat_id = r.chat_id and m.seq = r.seq and m.line_no = 0;
     return r;
@@ -1057,7 +1029,7 @@ comment on function pycontext.drop_summary(text, text) is
 
 -- The pins of a chat at an act (null: now), oldest pin first, a unit once; none from before the newest reset.
 create or replace function pycontext._live_pins(chat_id text, act bigint default null)
-returns setof pycontext._live_pin
+returns setof pycontext._pin_row
 language plpgsql stable
 set search_path = ''
 set plan_cache_mode = force_generic_plan
@@ -1074,7 +1046,7 @@ begin
             and (m.gone_act is null or m.gone_act > act);
     end if;
     return query
-    select p.seq, p.message_id, p.unit_seq, p.to_seq, p.at_act, u.tokens
+    select p.seq, p.message_id, p.unit_seq, p.to_seq, p.at_act, u.tokens::integer
     from (
         select distinct on (i.unit_seq) i.seq, i.message_id, i.unit_seq, i.to_seq, i.at_act
         from pycontext.pin i
