@@ -1,4 +1,4 @@
-"""A real server for every test: PostgreSQL 18 from the wheel, and Debian's 15 where it is installed.
+"""A real server for every test: PostgreSQL 18 from the wheel; for the core also its 16, and Debian's 15.
 
 One server a session, the schema installed once into a template database, a clone of it for each test.
 """
@@ -64,6 +64,11 @@ def server18() -> Iterator[TestServer]:
 
 
 @pytest.fixture(scope="session")
+def server16() -> Iterator[TestServer]:
+    yield from _serve(binaries(16))
+
+
+@pytest.fixture(scope="session")
 def server15() -> Iterator[TestServer]:
     if not (DEBIAN_15 / "postgres").exists():
         pytest.skip(f"no PostgreSQL 15 in {DEBIAN_15} (Debian: apt-get install postgresql-15)")
@@ -76,8 +81,10 @@ def _install(*, host: str, port: int, user: str, dbname: str, **_: Any) -> None:
 
 
 template18 = factories.postgresql_noproc(depends_on="server18", dbname="pycontext", load=[_install])
+template16 = factories.postgresql_noproc(depends_on="server16", dbname="pycontext", load=[_install])
 template15 = factories.postgresql_noproc(depends_on="server15", dbname="pycontext", load=[_install])
 clone18 = factories.postgresql("template18")
+clone16 = factories.postgresql("template16")
 clone15 = factories.postgresql("template15")
 
 
@@ -85,7 +92,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # Tests marked `core` run on each major version, the others on the newest.
     if "pg" in metafunc.fixturenames:
         core = metafunc.definition.get_closest_marker("core") is not None
-        metafunc.parametrize("pg", [18, 15] if core else [18], ids=lambda major: f"pg{major}", indirect=True)
+        majors = [18, 16, 15] if core else [18]
+        metafunc.parametrize("pg", majors, ids=lambda major: f"pg{major}", indirect=True)
 
 
 @pytest.fixture
