@@ -185,7 +185,7 @@ declare
 begin
     select t.chat_id, t.source, t.profile, t.token_scale, t.tool_tokens, t.last_seq, t.act_no, t.edit_no, t.total_tokens,
         t.stub_total, t.live_tokens, t.excess_tokens, t.line_seq, t.line_no, t.reset_seq, t.request_seq, t.head_seq,
-        t.head_to, t.open_calls, t.straddles, t.prune_unit, t.prune_total, t.prune_stub, t.prune_request, t.pins, p.encoding, p.image_tokens, p.head_tokens, p.tail_ratio,
+        t.head_to, t.head_base, t.open_calls, t.straddles, t.prune_unit, t.prune_total, t.prune_stub, t.prune_request, t.pins, p.encoding, p.image_tokens, p.head_tokens, p.tail_ratio,
         pycontext._budget(p, t.tool_tokens, t.token_scale) as budget
     into c
     from pycontext.chat t
@@ -196,7 +196,7 @@ begin
         select _chat_state.chat_id, d.source, p.profile, p.token_scale, 0 as tool_tokens, 0::bigint as last_seq,
             0::bigint as act_no, 0::bigint as edit_no, 0::bigint as total_tokens, 0::bigint as stub_total,
             0::bigint as live_tokens, 0::bigint as excess_tokens, null::bigint as line_seq, null::smallint as line_no,
-            0::bigint as reset_seq, null::bigint as request_seq, null::bigint as head_seq, null::bigint as head_to,
+            0::bigint as reset_seq, null::bigint as request_seq, null::bigint as head_seq, null::bigint as head_to, 0::bigint as head_base,
             '{}'::jsonb as open_calls, '{}'::int8multirange as straddles, null::bigint as prune_unit,
             null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request, 0 as pins, p.encoding, p.image_tokens, p.head_tokens,
             p.tail_ratio, pycontext._budget(p, 0, p.token_scale) as budget
@@ -227,6 +227,7 @@ begin
     s.straddles := c.straddles;
     s.chat_head_from := c.head_seq;
     s.chat_head_to := c.head_to;
+    s.chat_head_base := c.head_base;
     s.reset_seq := c.reset_seq;
     if c.source is not null then
         select r.seq into s.hi_seq
@@ -444,13 +445,15 @@ begin
         end if;
         if s.head_to < s.hi_seq then
             if s.source is null then
-                v_row := pycontext._row_at(s, s.head_from);
-                if v_row.running_total - v_row.frozen_tokens - s.total_base <= s.head_tokens then
-                    s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
-                    v_row.running_total := s.total_base;
-                    v_row.frozen_tokens := 0;
+                v_total := s.chat_head_base;
+                if s.head_from is distinct from s.chat_head_from then
+                    v_row := pycontext._row_at(s, s.head_from);
+                    v_total := v_row.running_total - v_row.frozen_tokens;
                 end if;
-                v_total := v_row.running_total - v_row.frozen_tokens;
+                if v_total - s.total_base <= s.head_tokens then
+                    s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
+                    v_total := s.total_base;
+                end if;
                 v_row := pycontext._row_at(s, s.head_to);
                 s.head_frozen := v_row.running_total - v_total;
                 s.total_base := v_row.running_total;

@@ -427,11 +427,12 @@ as $$
         r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at, is_exact
 $$;
 
+-- What a marker takes: 4 for the message, its words, a token for every three digits.
 create or replace function pycontext._marker_cost(from_seq bigint, to_seq bigint, tokens bigint)
 returns integer
 language sql immutable parallel safe
 as $$
-    select 6 + pycontext.estimate_tokens(pycontext._marker_text(from_seq, to_seq, tokens))
+    select 28 + (length(from_seq::text) + 2) / 3 + (length(to_seq::text) + 2) / 3 + (length(tokens::text) + 2) / 3
 $$;
 
 create or replace function pycontext._marker_row(
@@ -474,10 +475,12 @@ set max_parallel_workers_per_gather = 0
 as $$
 declare
     s pycontext._window_state := pycontext._window_state(chat_id, token_budget, as_of);
-    n integer := 0;
-    v_rows bigint;
-    v_from bigint[] := array[]::bigint[];
-    v_to bigint[] := array[]::bigint[];
+    v_from bigint[] := '{}';
+    v_to bigint[] := '{}';
+    v_sections text[] := '{}';
+    v_pruned boolean[] := '{}';
+    v_extra pycontext.window_row[] := '{}';
+    v_place integer[] := '{}';
     v_first bigint;
     v_whole bigint;
 begin
@@ -485,89 +488,106 @@ begin
         return query select * from pycontext._shortened_window(s);
         return;
     end if;
+    -- in the order of the window: ranges to read, and the rows made here with the range each one follows
     if s.prompt is not null then
-        n := n + 1;
-        return next pycontext._prompt_row(s);
+        v_extra := array[pycontext._prompt_row(s)];
+        v_place := array[0];
     end if;
     if s.line_origin = 'reset' then
-        n := n + 1;
-        return next pycontext._line_row(n, s, s.line_content #>> '{}', s.line_tokens);
+        v_extra := v_extra || pycontext._line_row(null, s, s.line_content #>> '{}', s.line_tokens);
+        v_place := v_place || 0;
     end if;
-    if s.head_to is not null and s.is_head_cut then
-        return query
-        select w.* from (
-            select row_number() over (order by r.unit_seq, r.seq, r.line_no)::integer as row_no, r
-            from pycontext._closed_rows(s, array[s.head_from], array[s.head_to], array[false]) r) h
-        cross join lateral pycontext._window_row(n + h.row_no, 'head',
-            pycontext._shorten_row(h.r, s.head_tokens, s.image_tokens), s.is_exact) w
-        order by h.row_no;
-        get diagnostics v_rows = row_count;
-        n := n + v_rows;
-    elsif s.head_to is not null then
-        return query select * from pycontext._section_rows(s, n, array['head'], array[s.head_from], array[s.head_to], array[false]);
-        get diagnostics v_rows = row_count;
-        n := n + v_rows;
+    if s.head_to is not null then
+        v_from := array[s.head_from];
+        v_to := array[s.head_to];
+        v_sections := array['head'];
+        v_pruned := array[false];
     end if;
     if s.pin_from is not null then
-        return query select * from pycontext._section_rows(s, n, array_fill('pinned'::text, array[cardinality(s.pin_from)]),
-            s.pin_from, s.pin_to, array_fill(false, array[cardinality(s.pin_from)]));
-        get diagnostics v_rows = row_count;
-        n := n + v_rows;
+        v_from := v_from || s.pin_from;
+        v_to := v_to || s.pin_to;
+        v_sections := v_sections || array_fill('pinned'::text, array[cardinality(s.pin_from)]);
+        v_pruned := v_pruned || array_fill(false, array[cardinality(s.pin_from)]);
     end if;
     if s.line_origin = 'compaction' then
-        n := n + 1;
-        return next pycontext._line_row(n, s, s.line_content #>> '{}', s.line_tokens);
+        v_extra := v_extra || pycontext._line_row(null, s, s.line_content #>> '{}', s.line_tokens);
+        v_place := v_place || cardinality(v_from);
         if s.request_seq is not null then
-            v_from := array[s.request_seq];
-            v_to := v_from;
+            v_from := v_from || s.request_seq;
+            v_to := v_to || s.request_seq;
+            v_sections := v_sections || 'request'::text;
+            v_pruned := v_pruned || false;
         end if;
     end if;
     if s.mode = 'omit' then
-        if s.request_seq is not null then
-            return query select * from pycontext._section_rows(s, n, array['request'], v_from, v_to, array[false]);
-            n := n + 1;
-            v_from := array[]::bigint[];
-            v_to := v_from;
-        end if;
-        n := n + 1;
-        return next pycontext._marker_row(n, s.marker_from, s.marker_to, s.marker_tokens, s.is_exact);
+        v_extra := v_extra || pycontext._marker_row(null, s.marker_from, s.marker_to, s.marker_tokens, s.is_exact);
+        v_place := v_place || cardinality(v_from);
         if s.border_request is not null then
-            v_from := array[s.border_request];
-            v_to := v_from;
+            v_from := v_from || s.border_request;
+            v_to := v_to || s.border_request;
+            v_sections := v_sections || 'request'::text;
+            v_pruned := v_pruned || false;
         end if;
     end if;
-    -- one read for the rest: the request if it stands apart, the pruned part, the tail
     v_first := case when s.mode = 'omit' then s.first_unit else s.lo_seq + 1 end;
     v_whole := case when s.mode = 'prune' then s.first_unit when s.prune_unit > v_first then s.prune_unit else v_first end;
-    return query select * from pycontext._section_rows(s, n,
-        array_fill('request'::text, array[cardinality(v_from)]) || array['tail', 'tail'],
-        v_from || array[v_first, v_whole], v_to || array[v_whole - 1, s.hi_seq],
-        array_fill(false, array[cardinality(v_from)]) || array[true, false]);
+    if v_whole > v_first then
+        v_from := v_from || v_first;
+        v_to := v_to || (v_whole - 1);
+        v_sections := v_sections || 'tail'::text;
+        v_pruned := v_pruned || true;
+    end if;
+    return query select * from pycontext._section_rows(s, v_sections || 'tail'::text, v_from || v_whole, v_to || s.hi_seq,
+        v_pruned || false, v_extra, v_place);
 end
 $$;
 
--- The rows of ranges, rendered and numbered on from n; section[i] and is_pruned[i] say how each range is shown.
+-- The rows of the ranges, rendered, among the rows that were made: place[i] is the range that extra[i] follows.
 create or replace function pycontext._section_rows(
-    s pycontext._window_state, n integer, sections text[], from_unit bigint[], to_unit bigint[], is_pruned boolean[])
+    s pycontext._window_state, sections text[], from_unit bigint[], to_unit bigint[], is_pruned boolean[],
+    extra pycontext.window_row[], place integer[])
 returns setof pycontext.window_row
 language plpgsql stable
 set search_path = ''
 as $$
+declare
+    v_kept bigint[] := array_append(s.pin_units, s.border_request);
 begin
-    if s.has_open then
+    if s.has_open or s.is_head_cut then
         return query
-        select n + (row_number() over w)::integer, sections[r.section_no], r.message_id,
-            case when r.line_no = 0 then r.seq end, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
-            r.encoding is null, not r.is_plain, r.has_fence, r.created_at, s.is_exact
-        from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) r
-        window w as (order by r.section_no, r.unit_seq, r.seq, r.line_no);
+        select (row_number() over w)::integer, q.section, q.message_id, q.seq, q.kind, q.role, q.content, q.tool_calls,
+            q.tool_call_id, q.name, q.tokens, q.is_estimate, q.is_shortened, q.is_escaped, q.created_at, q.is_exact
+        from (
+            select 2 * t.section_no as place, t.unit_seq as first_sort, t.seq as second_sort, t.line_no as third_sort, x.*
+            from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) t
+            cross join lateral pycontext._window_row(null, sections[t.section_no],
+                case when s.is_head_cut and sections[t.section_no] = 'head'
+                    then pycontext._shorten_row(t, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
+            union all
+            select 2 * e.at + 1, e.n, 0, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
+                e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
+            from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
+                content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
+                at, n)) q
+        window w as (order by q.place, q.first_sort, q.second_sort, q.third_sort);
     else
         return query
-        select n + (row_number() over w)::integer, sections[r.section_no], r.message_id, r.seq, r.kind, r.role, r.content,
-            r.tool_calls, r.tool_call_id, r.name, r.tokens, r.encoding is null, not r.is_plain, r.has_fence, r.created_at, s.is_exact
-        from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-            s.turn_seq, array_append(s.pin_units, s.border_request)) r
-        window w as (order by r.section_no, r.unit_seq, r.seq);
+        select (row_number() over w)::integer, q.section, q.message_id, q.seq, q.kind, q.role, q.content, q.tool_calls,
+            q.tool_call_id, q.name, q.tokens, q.is_estimate, q.is_shortened, q.is_escaped, q.created_at, q.is_exact
+        from (
+            select 2 * r.section_no as place, r.unit_seq as first_sort, r.seq as second_sort, sections[r.section_no] as section,
+                r.message_id, r.seq, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
+                r.encoding is null as is_estimate, not r.is_plain as is_shortened, r.has_fence as is_escaped, r.created_at,
+                s.is_exact
+            from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
+                s.turn_seq, v_kept) r
+            union all
+            select 2 * e.at + 1, e.n, 0, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
+                e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
+            from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
+                content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
+                at, n)) q
+        window w as (order by q.place, q.first_sort, q.second_sort);
     end if;
 end
 $$;
