@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from pycontext import compaction, messages, operations
-from pycontext.compaction import Job
+from pycontext.compaction import Flush, Job
 from pycontext.connections import CallersLink, Link, OwnLink, Runner, conninfo_from
 from pycontext.errors import PycontextError
 from pycontext.messages import identity
@@ -73,10 +73,13 @@ class Database:
     `pycontext.errors`, with the server's detail and hint.
     """
 
-    def __init__(self, link: Link, *, summarizer: Summarizer | None = None) -> None:
+    def __init__(
+        self, link: Link, *, summarizer: Summarizer | None = None, flush: Flush | None = None
+    ) -> None:
         self._link = link
         self._runner = Runner(link)
         self._summarizer = summarizer
+        self._flush = flush
         self._encodings = Encodings()
 
     def __enter__(self) -> Database:
@@ -191,12 +194,19 @@ class Database:
         summarizer: this one in place of the database's.
 
         Where nothing can be cut the outcome is 'skipped'; where the summarizer fails or its summary is
-        refused it is 'failed', the reason says why, and the chat is as it was. Raises NoSuchChat, and
-        PycontextError inside a transaction of the caller's. SQL: compaction_plan, compaction_source,
-        put_summary.
+        refused it is 'failed', the reason says why, and the chat is as it was. Where another process is at
+        it, that one's line is waited for, up to a minute, and its summary_id returned with 'skipped'.
+
+        Raises NoSuchChat, and PycontextError inside a transaction of the caller's. SQL: compaction_plan,
+        claim_compaction, compaction_source, put_summary.
         """
         job = Job(
-            identity(chat_id), compaction.ON_DEMAND, lambda: self._choose(summarizer), token_budget, focus
+            identity(chat_id),
+            compaction.ON_DEMAND,
+            lambda: self._choose(summarizer),
+            token_budget,
+            focus,
+            self._flush,
         )
         if not self._runner.may_ask:
             raise PycontextError(
@@ -251,7 +261,7 @@ class Database:
             token_budget=token_budget,
             context=context,
         )
-        return Turn(self._runner, request, self._encodings, lambda: self._choose(None))
+        return Turn(self._runner, request, self._encodings, lambda: self._choose(None), self._flush)
 
     def _choose(self, given: Summarizer | None) -> Summarizer:
         if given is not None:

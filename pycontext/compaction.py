@@ -1,20 +1,27 @@
-"""One compaction pass: plan, read, summarize, merge, store. The model is called between two transactions."""
+"""One compaction pass: claim, plan, prune, read, flush, summarize, merge, store.
+
+A model is called between two transactions, by one process at a time.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
+import traceback
+import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from pycontext import messages, operations, tokens
-from pycontext.errors import SummaryRefused
+from pycontext.errors import LeaseHeld, PycontextError, SummaryRefused
 from pycontext.masking import mask
 from pycontext.operations import Encodings
-from pycontext.rows import Pass, Plan
-from pycontext.steps import Ask, Call, Row, Steps
+from pycontext.rows import Lease, Pass, Plan, as_row
+from pycontext.steps import Ask, Call, Pause, Row, Steps
 from pycontext.summarizer import Summarizer, SummarizerFailed, SummaryRequest, SummaryResult
 from pycontext.summary import Count, SourceMessage, Summary, merge, validate
 
@@ -23,6 +30,52 @@ logger = logging.getLogger("pycontext")
 ON_DEMAND = "demand"
 AFTER_TURN = "after"
 BEFORE_TURN = "before"
+BY_WORKER = "worker"
+
+LEASE_SECONDS = 300
+"""How long a lease lasts; a slow model may still store its summary after it, while nobody took the lease."""
+
+_PATIENCE = {ON_DEMAND: 60.0, BEFORE_TURN: 20.0}
+"""How long to wait, in seconds, for somebody else's pass to end; others do not wait."""
+
+
+@dataclass(frozen=True)
+class FlushRequest:
+    """What a memory flush is to look at: the original rows of exactly the range about to be summarized.
+
+    messages: secrets masked; `is_told` is false for rows that stay in sight. window_tokens: of the
+    summarizer's model, from the chat's profile.
+    """
+
+    chat_id: str
+    after_message_id: str
+    edit_no: int
+    holder: str
+    trigger: str
+    messages: Sequence[SourceMessage]
+    count: Count
+    window_tokens: int
+
+
+class FlushFailed(Exception):
+    """No fact was taken; nothing is summarized. `reason` is one line for the pass log (no chat content)."""
+
+    def __init__(
+        self, reason: str, *, calls: int = 0, prompt_tokens: int = 0, completion_tokens: int = 0
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.calls = calls
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+
+
+class Flush(Protocol):
+    """Takes durable facts before a range is summarized, as steps; raises `FlushFailed`."""
+
+    def __call__(self, request: FlushRequest) -> Steps[None]:
+        """Take the facts, all or none; a second time changes nothing."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,36 +87,183 @@ class Job:
     choose: Callable[[], Summarizer]
     token_budget: int | None = None
     focus: str | None = None
+    flush: Flush | None = None
+    lease_seconds: int = LEASE_SECONDS
+
+
+@dataclass
+class _Spent:
+    """What a pass has cost so far."""
+
+    model: str | None = None
+    started: float = 0.0
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, part: SummaryResult | SummarizerFailed | FlushFailed) -> None:
+        self.calls += part.calls
+        self.prompt_tokens += part.prompt_tokens
+        self.completion_tokens += part.completion_tokens
+
+    def as_pass(self, outcome: str, reason: str) -> Pass:
+        return Pass(
+            outcome,
+            reason,
+            model=self.model,
+            calls=self.calls,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            seconds=round(time.monotonic() - self.started, 3) if self.started else 0.0,
+        )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The lease of this pass."""
+
+    holder: str
+    lease: Lease
 
 
 def compact(job: Job, encodings: Encodings) -> Steps[Pass]:
     """Compact where the plan says so; on demand, wherever there is something to cut.
 
-    A summarizer that fails and a summary that is refused leave no row: the pass is logged and returned as
-    failed.
+    One process at a time: who comes second waits for the first one's line on demand and before a turn, and
+    leaves it alone otherwise. A summarizer that fails and a summary that is refused leave no row: the pass is
+    logged and returned as failed, and automatic passes wait.
     """
+    done = yield from _compact(job, encodings)
+    done = replace(done, trigger=job.trigger)
+    _report(job, done)
+    return done
+
+
+def quietly(job: Job, encodings: Encodings) -> Steps[Pass | None]:
+    """Compact in the course of a turn: a failure is logged, and never becomes the user's."""
+    try:
+        return (yield from compact(job, encodings))
+    except Exception as error:  # noqa: BLE001  the turn is over, or goes on without
+        report_error(job.chat_id, error)
+        return None
+
+
+def report_error(chat_id: str, error: Exception) -> None:
+    """Log an unforeseen error by its class and place: its text may quote the chat."""
+    frame = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f"{os.path.basename(frame[0].filename)}:{frame[0].lineno}" if frame else "?"
+    what = type(error).__name__
+    if isinstance(error, PycontextError):
+        what += f" {error.sqlstate or ''}: {error.message}"
+    logger.error("compaction of chat %s broke off: %s (%s)", chat_id, what, place)
+
+
+def _compact(job: Job, encodings: Encodings) -> Steps[Pass]:
     yield from operations.count_tokens(job.chat_id, encodings)
     plan = yield from operations.plan(job.chat_id, job.token_budget)
-    if plan.after_message_id is None or (job.trigger != ON_DEMAND and plan.decision != "summarize"):
-        return _skipped(plan, plan.reason if plan.after_message_id else f"nothing can be cut: {plan.reason}")
-    summarizer = job.choose()
-    encoding = (yield from operations.status(job.chat_id, encodings)).encoding
+    if not _is_due(job, plan):
+        return (yield from _skip(job, plan))
+    held = yield from _claim(job, plan)
+    if isinstance(held, Pass):
+        return held
+    try:
+        done = yield from _hold(job, held, encodings)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from _release(job, held)
+        raise
+    if done.outcome != "summarized":
+        return done
+    yield from operations.count_tokens(job.chat_id, encodings)
+    after = yield from operations.plan(job.chat_id, job.token_budget)
+    saved = (done.tokens_before or 0) - after.window_tokens
+    return replace(done, tokens_after=after.window_tokens, saved_tokens=saved)
+
+
+def _is_due(job: Job, plan: Plan) -> bool:
+    if job.trigger == ON_DEMAND:
+        return plan.after_message_id is not None or plan.decision == "prune"
+    return plan.decision == "prune" or (plan.decision == "summarize" and plan.after_message_id is not None)
+
+
+def _claim(job: Job, plan: Plan) -> Steps[_Held | Pass]:
+    """The lease, or how the pass of the process that had it came out."""
+    holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:12]}"
+    parameters = {"chat_id": job.chat_id, "holder": holder, "seconds": job.lease_seconds}
+    until = time.monotonic() + _PATIENCE.get(job.trigger, 0.0)
+    wait = 0.05
+    seen: int | None = None
+    while True:
+        lease = as_row(Lease, (yield Call("claim_compaction", parameters))[0])
+        if lease.is_claimed:
+            held = _Held(holder, lease)
+            if seen is None or lease.pass_no == seen:
+                return held
+            yield from _release(job, held)
+            return (yield from _others(job, plan, seen))
+        seen = lease.pass_no if seen is None else seen
+        if time.monotonic() >= until:
+            moment = lease.expires_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+            reason = f"{lease.holder} is compacting this chat, until {moment} at most"
+            return _unchanged("skipped", plan, reason)
+        yield Pause(wait)
+        wait = min(wait * 1.6, 1.0)
+
+
+def _others(job: Job, plan: Plan, seen: int) -> Steps[Pass]:
+    passes: list[Row] = yield Call("passes", {"chat_id": job.chat_id, "after": seen})
+    for row in reversed(passes):
+        if row["outcome"] in ("summarized", "pruned"):
+            done = _unchanged("skipped", plan, "another process was first")
+            return replace(done, summary_id=row["summary_id"])
+    reason = next((row["reason"] for row in reversed(passes)), "no reason was logged")
+    return _unchanged("skipped", plan, f"another process was first, and stored nothing: {reason}")
+
+
+def _release(job: Job, held: _Held) -> Steps[None]:
+    try:
+        yield Call("release_compaction", {"chat_id": job.chat_id, "holder": held.holder})
+    except Exception as error:  # noqa: BLE001  it runs out by itself
+        logger.warning(
+            "the lease of chat %s could not be given back (%s); it runs out at %s",
+            job.chat_id,
+            type(error).__name__,
+            held.lease.expires_at,
+        )
+
+
+def _hold(job: Job, held: _Held, encodings: Encodings) -> Steps[Pass]:
+    """The pass, under the lease; the lease is given back with its outcome."""
+    encodings.learn(job.chat_id, held.lease.encoding)
+    plan = yield from operations.plan(job.chat_id, job.token_budget)
+    pruned = None
+    if plan.decision == "prune" and (job.trigger != ON_DEMAND or plan.after_message_id is None):
+        rows: list[Row] = yield Call(
+            "prune_chat", {"chat_id": job.chat_id, "token_budget": job.token_budget}, is_repeatable=False
+        )
+        if rows:
+            pruned = _pruned(rows[0])
+            plan = yield from operations.plan(job.chat_id, job.token_budget)
+    if plan.after_message_id is None or not _is_due(job, plan) or (plan.decision == "prune" and pruned):
+        yield from _release(job, held)
+        return pruned or (yield from _skip(job, plan))
     source: list[Row] = yield Call(
         "compaction_source", {"chat_id": job.chat_id, "after_message_id": plan.after_message_id}
     )
-    request = _request(source, plan, job.focus, partial(tokens.count, encoding=encoding))
+    request = _request(source, plan, job.focus, held.lease)
     if not request.messages:
-        return _skipped(plan, "nothing can be cut: there is no message in the range")
-    cost = Pass("failed", model=summarizer.name)
-    started = time.monotonic()
+        yield from _release(job, held)
+        return _unchanged("skipped", plan, "nothing can be cut: there is no message in the range")
+    return (yield from _summarize(job, held, plan, request, source[0]["edit_no"]))
+
+
+def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, edit_no: int) -> Steps[Pass]:
+    spent = _Spent(started=time.monotonic())
     try:
-        result: SummaryResult = yield Ask(summarizer, request)
-        cost = _cost(result.model, result, started)
-        segment = result.segment.map(mask)
-        merged = merge(request.previous, segment, request.max_tokens, request.count)
-        refused = validate(segment) or validate(merged, request.max_tokens, request.count)
-        if refused is not None:
-            raise SummaryRefused(refused)
+        yield from _flush(job, held, plan, request, edit_no, spent)
+        segment, merged = yield from _ask(job.choose(), request, spent)
+        done = spent.as_pass("summarized", plan.reason)
         stored: list[Row] = yield Call(
             "put_summary",
             {
@@ -71,45 +271,73 @@ def compact(job: Job, encodings: Encodings) -> Steps[Pass]:
                 "after_message_id": plan.after_message_id,
                 "summary": messages.to_json(merged.to_json()),
                 "segment": messages.to_json(segment.to_json()),
-                "edit_no": source[0]["edit_no"],
+                "edit_no": edit_no,
                 "token_budget": job.token_budget,
-                "details": _details(cost, job, plan.reason),
+                "details": _details(done, job),
+                "holder": held.holder,
             },
         )
+    except FlushFailed as error:
+        spent.add(error)
+        reason = f"the memory flush failed: {error.reason}"
+        return (yield from _ended(job, held, plan, spent.as_pass("failed", reason)))
     except SummarizerFailed as error:
-        logger.warning("compaction of chat %s failed", job.chat_id, exc_info=error)
-        return (yield from _failed(job, plan, _cost(summarizer.name, error, started), error.reason))
+        spent.add(error)
+        return (yield from _ended(job, held, plan, spent.as_pass("failed", error.reason)))
     except SummaryRefused as error:
         reason = f"{error.message} ({error.detail})" if error.detail else error.message
-        logger.warning("compaction of chat %s failed: %s", job.chat_id, reason)
-        return (yield from _failed(job, plan, cost, reason))
+        return (yield from _ended(job, held, plan, spent.as_pass("failed", reason)))
+    except LeaseHeld as error:
+        reason = f"{error.message} ({error.detail})" if error.detail else error.message
+        lost = yield from _ended(job, held, plan, spent.as_pass("skipped", reason))
+        others = yield from _others(job, plan, held.lease.pass_no)
+        return replace(lost, summary_id=others.summary_id)
     if stored[0]["segment"] != segment.to_json():
-        return replace(_skipped(plan, "another process was first"), summary_id=stored[0]["message_id"])
-    yield from operations.count_tokens(job.chat_id, encodings)
-    after = yield from operations.plan(job.chat_id, job.token_budget)
-    return replace(
-        cost,
-        outcome="summarized",
-        reason=plan.reason,
-        from_seq=plan.from_seq,
-        to_seq=plan.to_seq,
-        summary_id=stored[0]["message_id"],
-        tokens_before=plan.window_tokens,
-        tokens_after=after.window_tokens,
-        saved_tokens=plan.window_tokens - after.window_tokens,
+        return replace(
+            _unchanged("skipped", plan, "another process was first"), summary_id=stored[0]["message_id"]
+        )
+    return replace(_unchanged("summarized", plan, done.reason, done), summary_id=stored[0]["message_id"])
+
+
+def _flush(
+    job: Job, held: _Held, plan: Plan, request: SummaryRequest, edit_no: int, spent: _Spent
+) -> Steps[None]:
+    if job.flush is None or plan.after_message_id is None:
+        return
+    yield from job.flush(
+        FlushRequest(
+            job.chat_id,
+            plan.after_message_id,
+            edit_no,
+            held.holder,
+            job.trigger,
+            request.messages,
+            request.count,
+            held.lease.summarizer_window,
+        )
     )
 
 
-def quietly(job: Job, encodings: Encodings) -> Steps[Pass | None]:
-    """Compact in the course of a turn: a failure is logged, and never becomes the user's."""
-    try:
-        return (yield from compact(job, encodings))
-    except Exception:
-        logger.exception("compaction of chat %s failed", job.chat_id)
-        return None
+def _ask(summarizer: Summarizer, request: SummaryRequest, spent: _Spent) -> Steps[tuple[Summary, Summary]]:
+    """The segment and the merged summary. One that is refused is asked for once more, with the reason."""
+    spent.model = summarizer.name
+    is_last = getattr(summarizer, "is_deterministic", False)
+    while True:
+        result: SummaryResult = yield Ask(summarizer, request)
+        spent.model = result.model
+        spent.add(result)
+        segment = result.segment.map(mask)
+        merged = merge(request.previous, segment, request.max_tokens, request.count)
+        refused = validate(segment) or validate(merged, request.max_tokens, request.count)
+        if refused is None:
+            return segment, merged
+        if is_last:
+            raise SummaryRefused(refused)
+        is_last = True
+        request = replace(request, complaint=refused)
 
 
-def _request(source: Sequence[Row], plan: Plan, focus: str | None, count: Count) -> SummaryRequest:
+def _request(source: Sequence[Row], plan: Plan, focus: str | None, lease: Lease) -> SummaryRequest:
     previous = None
     told = []
     for row in source:
@@ -117,7 +345,14 @@ def _request(source: Sequence[Row], plan: Plan, focus: str | None, count: Count)
             previous = Summary.from_json(row["summary"]) if row["summary"] else None
         else:
             told.append(_source_message(row))
-    return SummaryRequest(told, previous, plan.max_summary_tokens or 0, focus, count)
+    return SummaryRequest(
+        told,
+        previous,
+        plan.max_summary_tokens or 0,
+        focus,
+        partial(tokens.count, encoding=lease.encoding),
+        lease.summarizer_window,
+    )
 
 
 def _source_message(row: Row) -> SourceMessage:
@@ -142,25 +377,11 @@ def _masked_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": mask(function.get("arguments") or "")}}
 
 
-def _skipped(plan: Plan, reason: str) -> Pass:
-    before = plan.window_tokens
-    return Pass("skipped", reason, plan.from_seq, plan.to_seq, None, before, before, 0)
-
-
-def _failed(job: Job, plan: Plan, cost: Pass, reason: str) -> Steps[Pass]:
-    yield Call(
-        "fail_compaction",
-        {
-            "chat_id": job.chat_id,
-            "after_message_id": plan.after_message_id,
-            "outcome": "failed",
-            "reason": reason,
-            "details": _details(cost, job, reason),
-        },
-        is_repeatable=False,
-    )
+def _unchanged(outcome: str, plan: Plan, reason: str | None, cost: Pass | None = None) -> Pass:
+    """A pass over the plan's range, the window being as it was."""
     return replace(
-        cost,
+        cost or Pass(outcome),
+        outcome=outcome,
         reason=reason,
         from_seq=plan.from_seq,
         to_seq=plan.to_seq,
@@ -170,26 +391,76 @@ def _failed(job: Job, plan: Plan, cost: Pass, reason: str) -> Steps[Pass]:
     )
 
 
-def _cost(model: str, spent: SummaryResult | SummarizerFailed, started: float) -> Pass:
+def _pruned(row: Row) -> Pass:
+    saved = row["tokens_before"] - row["tokens_after"]
     return Pass(
-        "failed",
-        model=model,
-        calls=spent.calls,
-        prompt_tokens=spent.prompt_tokens,
-        completion_tokens=spent.completion_tokens,
-        seconds=round(time.monotonic() - started, 3),
+        "pruned",
+        row["reason"],
+        row["from_seq"],
+        row["to_seq"],
+        None,
+        row["tokens_before"],
+        row["tokens_after"],
+        saved,
     )
 
 
-def _details(cost: Pass, job: Job, reason: str) -> str:
+def _skip(job: Job, plan: Plan) -> Steps[Pass]:
+    """Nothing is done. It is logged where somebody asked for it, and where the window is over the trigger."""
+    reason = plan.reason if plan.after_message_id else f"nothing can be cut: {plan.reason}"
+    done = _unchanged("skipped", plan, reason)
+    if job.trigger == ON_DEMAND or plan.decision == "skip":
+        yield _log(job, plan, replace(done, seconds=0.0), None)
+    return done
+
+
+def _ended(job: Job, held: _Held, plan: Plan, cost: Pass) -> Steps[Pass]:
+    """The pass stored nothing: logged, and the lease given back, in one transaction."""
+    yield _log(job, plan, cost, held.holder)
+    return _unchanged(cost.outcome, plan, cost.reason, cost)
+
+
+def _log(job: Job, plan: Plan, done: Pass, holder: str | None) -> Call:
+    return Call(
+        "fail_compaction",
+        {
+            "chat_id": job.chat_id,
+            "after_message_id": plan.after_message_id,
+            "outcome": done.outcome,
+            "reason": done.reason,
+            "details": _details(done, job),
+            "holder": holder,
+        },
+        is_repeatable=False,
+    )
+
+
+def _details(done: Pass, job: Job) -> str:
     return messages.to_json(
         {
-            "model": cost.model,
-            "calls": cost.calls,
-            "prompt_tokens": cost.prompt_tokens,
-            "completion_tokens": cost.completion_tokens,
-            "seconds": cost.seconds,
+            "model": done.model,
+            "calls": done.calls,
+            "prompt_tokens": done.prompt_tokens,
+            "completion_tokens": done.completion_tokens,
+            "seconds": done.seconds,
             "trigger": job.trigger,
-            "reason": reason,
+            "token_budget": job.token_budget,
+            "reason": done.reason,
         }
+    )
+
+
+_LEVELS = {"failed": logging.WARNING, "skipped": logging.DEBUG}
+
+
+def _report(job: Job, done: Pass) -> None:
+    """The pass as a log record: its figures, in the text and as `record.compaction`; nothing of the chat."""
+    fields = {"chat_id": job.chat_id, **asdict(done)}
+    logger.log(
+        _LEVELS.get(done.outcome, logging.INFO),
+        "compaction of chat %s %s: %s",
+        job.chat_id,
+        done.outcome,
+        " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("chat_id", "outcome")),
+        extra={"compaction": fields},
     )

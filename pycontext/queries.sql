@@ -62,12 +62,34 @@ select m.message_id, m.segment
 from pycontext.put_summary(
     chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text, summary => %(summary)s::jsonb,
     segment => %(segment)s::jsonb, edit_no => %(edit_no)s::bigint, token_budget => %(token_budget)s::integer,
-    details => %(details)s::jsonb) m;
+    details => %(details)s::jsonb, holder => %(holder)s::text) m;
 
 -- name: fail_compaction
 select pycontext.fail_compaction(
     chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text, outcome => %(outcome)s::text,
-    reason => %(reason)s::text, details => %(details)s::jsonb) as logged;
+    reason => %(reason)s::text, details => %(details)s::jsonb, holder => %(holder)s::text) as logged;
+
+-- name: claim_compaction
+select l.is_claimed, l.holder, l.expires_at, l.pass_no, l.encoding, l.summarizer_window
+from pycontext.claim_compaction(
+    chat_id => %(chat_id)s::text, holder => %(holder)s::text, seconds => %(seconds)s::integer) l;
+
+-- name: release_compaction
+select pycontext.release_compaction(chat_id => %(chat_id)s::text, holder => %(holder)s::text) as released;
+
+-- name: prune_chat
+select p.pass_no, p.from_seq, p.to_seq, p.tokens_before, p.tokens_after, p.reason
+from pycontext.prune_chat(chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) p
+where p.pass_no is not null;
+
+-- name: chats_due
+select d.chat_id, d.token_budget, d.last_seq, d.act_no
+from pycontext.chats_due d
+order by d.updated_at, d.chat_id
+limit %(max_rows)s::integer;
+
+-- name: chats_uncounted
+select u.chat_id from pycontext.chats_uncounted u limit %(max_rows)s::integer;
 
 -- name: start_over
 select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at
@@ -102,7 +124,51 @@ order by c.updated_at desc, c.chat_id;
 
 -- name: passes
 select h.pass_no, h.outcome, h.reason, h.trigger, h.from_seq, h.to_seq, h.tokens_before, h.tokens_after, h.model,
-    h.calls, h.seconds, h.created_at
+    h.calls, h.seconds, h.created_at, h.summary_id
 from pycontext.compaction_history h
 where h.chat_id = %(chat_id)s::text and h.pass_no > %(after)s::bigint
 order by h.pass_no;
+
+-- name: remember
+select f.chat_id, f.fact_id, f.seq, f.role, f.source, f.kind, f.subject, f.content, f.is_superseded, f.stated_at,
+    f.created_at
+from pycontext.remember(
+    chat_id => %(chat_id)s::text, content => %(content)s::text, subject => %(subject)s::text,
+    kind => %(kind)s::text) f;
+
+-- name: recall
+select r.kind, r.chat_id, r.seq, r.fact_id, r.message_id, r.role, r.subject, r.content,
+    r.score::double precision as score, r.tokens, r.stated_at
+from pycontext.recall(
+    chat_id => %(chat_id)s::text, query => %(query)s::text, query_embedding => %(query_embedding)s::real[],
+    max_rows => %(max_rows)s::integer, max_tokens => %(max_tokens)s::integer) r;
+
+-- name: forget
+select pycontext.forget(
+    chat_id => %(chat_id)s::text, fact_id => %(fact_id)s::text, query => %(query)s::text) as forgotten;
+
+-- name: memory_page
+select f.chat_id, f.fact_id, f.seq, f.role, f.source, f.kind, f.subject, f.content, f.is_superseded, f.stated_at,
+    f.created_at
+from pycontext.memory_page(
+    owner => %(owner)s::text, tenant => %(tenant)s::text, chat_id => %(chat_id)s::text,
+    before => %(before)s::timestamptz, max_rows => %(max_rows)s::integer) f;
+
+-- name: flush_source
+select s.seq, s.message_id, s.role, s.is_user, s.text, s.tool_calls, s.tool_call_id, s.name, s.tokens, s.created_at,
+    s.edit_no, s.flush_mode
+from pycontext.flush_source(
+    chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text, max_rows => %(max_rows)s::integer) s;
+
+-- name: flush_facts
+select f.fact_id, f.seq
+from pycontext.flush_facts(
+    chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text, facts => %(facts)s::jsonb,
+    edit_no => %(edit_no)s::bigint) f;
+
+-- name: fail_flush
+select pycontext.fail_flush(chat_id => %(chat_id)s::text, reason => %(reason)s::text) as noted;
+
+-- name: lost_values
+select l.seq, l.message_id, l.kind, l.value
+from pycontext.lost_values(chat_id => %(chat_id)s::text, summary_id => %(summary_id)s::text) l;

@@ -109,7 +109,10 @@ class Status:
 
 @dataclass(frozen=True)
 class Pass:
-    """One compaction attempt. `outcome` is 'summarized', 'skipped' or 'failed'; tokens are the window's."""
+    """One compaction attempt; tokens are the window's.
+
+    outcome: 'summarized', 'pruned', 'skipped' or 'failed'. trigger: 'demand', 'before', 'after' or 'worker'.
+    """
 
     outcome: str
     reason: str | None = None
@@ -124,6 +127,29 @@ class Pass:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
+    trigger: str | None = None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One row of `claim_compaction`: who compacts the chat, until when, and the chat's newest pass."""
+
+    is_claimed: bool
+    holder: str
+    expires_at: datetime
+    pass_no: int
+    encoding: str
+    summarizer_window: int
+
+
+@dataclass(frozen=True)
+class DueChat:
+    """One row of `chats_due`. `token_budget` is what its newest turn read under, None for the profile's."""
+
+    chat_id: str
+    token_budget: int | None
+    last_seq: int
+    act_no: int
 
 
 def as_row(kind: type[T], record: Mapping[str, Any]) -> T:

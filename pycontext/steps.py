@@ -6,6 +6,7 @@ An operation yields `Call` (one statement, a transaction of its own) and gets it
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -54,19 +55,33 @@ class Ask(Question):
         return result
 
 
+@dataclass(frozen=True)
+class Pause(Question):
+    """A wait, in seconds."""
+
+    seconds: float
+
+    def answer(self) -> None:
+        """Wait."""
+        time.sleep(self.seconds)
+
+
 Step = Call | Question
 Row = dict[str, Any]
 Steps = Generator[Step, Any, T]
 
 
 def run(steps: Steps[T], perform: Callable[[Step], Any]) -> T:
-    """Run an operation to its end, each step by `perform`; what a step raises is raised inside it."""
+    """Run an operation to its end, each step by `perform`; what a step raises is raised inside it.
+
+    So is an interruption: an operation that holds something gives it back in steps of its own.
+    """
     try:
         step = next(steps)
         while True:
             try:
                 answer = perform(step)
-            except Exception as error:  # noqa: BLE001  the operation decides
+            except BaseException as error:  # noqa: BLE001  the operation decides
                 step = steps.throw(error)
             else:
                 step = steps.send(answer)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from pycontext import compaction, messages, operations, tokens
-from pycontext.compaction import Job
+from pycontext.compaction import Flush, Job
 from pycontext.connections import Runner
 from pycontext.messages import Element
 from pycontext.operations import Encodings
@@ -54,7 +54,13 @@ class TurnRequest:
 class TurnCore:
     """What a turn is, sync or async: its state, and its three acts as steps."""
 
-    def __init__(self, request: TurnRequest, encodings: Encodings, choose: Callable[[], Summarizer]) -> None:
+    def __init__(
+        self,
+        request: TurnRequest,
+        encodings: Encodings,
+        choose: Callable[[], Summarizer],
+        flush: Flush | None = None,
+    ) -> None:
         self.chat_id = request.chat_id
         #: What the model is to read, as OpenAI chat messages. The list grows in place with every `add`.
         self.messages: list[dict[str, Any]] = []
@@ -76,6 +82,7 @@ class TurnCore:
         self._request = request
         self._encodings = encodings
         self._choose = choose
+        self._flush = flush
         self._added: Counter[str] = Counter()
         self._state = "new"
 
@@ -85,7 +92,7 @@ class TurnCore:
             raise RuntimeError("a turn is entered once; begin another one with db.turn(…)")
         self._state = "open"
         yield from self._start(self._request.element)
-        if self._request.compact == "before" and self.decision == "summarize" and may_ask():
+        if self._request.compact == "before" and self.decision in ("summarize", "prune") and may_ask():
             yield from compaction.quietly(self._job(compaction.BEFORE_TURN), self._encodings)
             yield from self._start(None)
 
@@ -149,7 +156,7 @@ class TurnCore:
         return tokens.count(messages.to_json(self._request.tools), encoding) if self._request.tools else 0
 
     def _job(self, trigger: str) -> Job:
-        return Job(self.chat_id, trigger, self._choose, self._request.token_budget)
+        return Job(self.chat_id, trigger, self._choose, self._request.token_budget, flush=self._flush)
 
 
 class Turn(TurnCore, AbstractContextManager["Turn"]):
@@ -160,9 +167,14 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
     """
 
     def __init__(
-        self, runner: Runner, request: TurnRequest, encodings: Encodings, choose: Callable[[], Summarizer]
+        self,
+        runner: Runner,
+        request: TurnRequest,
+        encodings: Encodings,
+        choose: Callable[[], Summarizer],
+        flush: Flush | None = None,
     ) -> None:
-        super().__init__(request, encodings, choose)
+        super().__init__(request, encodings, choose, flush)
         self._runner = runner
 
     def __enter__(self) -> Turn:

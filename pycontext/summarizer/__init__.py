@@ -20,13 +20,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SummaryRequest:
-    """What to tell: the original rows, oldest first, and the limit of the segment in tokens of `count`."""
+    """What to tell: the original rows, oldest first, and the limit of the segment in tokens of `count`.
+
+    window_tokens: what the chat's profile says of the summarizer's context window; null = it does not say.
+    complaint: why the answer before this one was refused, where it was.
+    """
 
     messages: Sequence[SourceMessage]
     previous: Summary | None
     max_tokens: int
     focus: str | None
     count: Callable[[str], int]
+    window_tokens: int | None = None
+    complaint: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,10 @@ class SummarizerFailed(Exception):
 
 @runtime_checkable
 class Summarizer(Protocol):
-    """Anything with a `name` and `summarize`."""
+    """Anything with a `name` and `summarize`.
+
+    A summary that is refused is asked for once more, with the reason; not where `is_deterministic` is true.
+    """
 
     @property
     def name(self) -> str:

@@ -85,6 +85,7 @@ class ExtractiveSummarizer:
     second."""
 
     name = "extractive"
+    is_deterministic = True
 
     def summarize(self, request: SummaryRequest) -> SummaryResult:
         """The segment, within `request.max_tokens`; raises `SummarizerFailed` where there is nothing to

@@ -100,7 +100,7 @@ class OpenAISummarizer:
         return SummaryResult(segment, self.model, spent.calls, spent.prompt_tokens, spent.completion_tokens)
 
     def _segment(self, request: SummaryRequest, spent: _Spent) -> Summary:
-        known = _known(request, self.window_tokens // _KNOWN_SHARE)
+        known = _known(request, self._window(request) // _KNOWN_SHARE)
         parts = pieces(request.messages, self._room(request, known), request.count)
         if not parts:
             raise SummarizerFailed("there is nothing to summarize")
@@ -124,7 +124,7 @@ class OpenAISummarizer:
         waiting = [(part, 0)]
         while waiting:
             piece, depth = waiting.pop(0)
-            before = [*known, *_brief(told, self.window_tokens // _KNOWN_SHARE, request.count)]
+            before = [*known, *_brief(told, self._window(request) // _KNOWN_SHARE, request.count)]
             try:
                 found = self._ask(request, before, piece, place, spent)
             except _TooLarge:
@@ -141,11 +141,16 @@ class OpenAISummarizer:
         prompt = request.count(
             "\n".join(_prompts(request, known, Piece("", ()), (1, 2), "x" * 400, _MODES[2]))
         )
-        before = self.window_tokens // _KNOWN_SHARE
-        return max(256, int((self.window_tokens - self._reserve(request) - prompt - before) * 0.9))
+        window = self._window(request)
+        before = window // _KNOWN_SHARE
+        return max(256, int((window - self._reserve(request) - prompt - before) * 0.9))
 
     def _reserve(self, request: SummaryRequest) -> int:
-        return min(max(1024, request.max_tokens * 2), self.window_tokens // 3)
+        return min(max(1024, request.max_tokens * 2), self._window(request) // 3)
+
+    def _window(self, request: SummaryRequest) -> int:
+        """The model's window, or what the chat's profile says of it where that is less."""
+        return max(2000, min(self.window_tokens, request.window_tokens or self.window_tokens))
 
     def _ask(
         self,
@@ -156,7 +161,7 @@ class OpenAISummarizer:
         spent: _Spent,
     ) -> Summary:
         """One piece, asked at most twice for a usable answer."""
-        complaint = ""
+        complaint = request.complaint
         expected = wording.language(row.text for row in request.messages if row.role == "user")
         for attempt in (1, 2):
             mode = _MODES[self._dialect.mode]

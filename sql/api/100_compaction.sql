@@ -570,7 +570,7 @@ begin
             'a summary that was stored is logged by put_summary');
     end if;
     c := pycontext._lock_chat(chat_id, false);
-    select p.* into r from pycontext.compaction_plan(chat_id) p;
+    select p.* into r from pycontext.compaction_plan(chat_id, (details ->> 'token_budget')::integer) p;
     v_to := case when after_message_id is not null
         then pycontext._place_of(pycontext._chat_state(chat_id, null, null), after_message_id) else r.to_seq end;
     if outcome = 'failed' or not exists (

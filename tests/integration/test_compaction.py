@@ -155,22 +155,23 @@ def test_a_message_that_lands_while_the_model_works_is_in_the_next_window(
     assert window[-1].content == "I am new here"
 
 
+PUT = """
+    select m.message_id from pycontext.compaction_plan('a') p
+    cross join lateral pycontext.put_summary('a', p.after_message_id, '{"notes": "Parcels were looked up"}') m
+"""
+
+
 def test_the_second_one_uses_the_winners_text(
-    memory: pycontext.Database, dsn: str, fill: Fill, watched: Any
+    memory: pycontext.Database, db: Connection, fill: Fill, watched: Any
 ) -> None:
     """C4: two tabs cut at the same message; the one that stores second gets nothing from DO NOTHING."""
     fill("a", 25)
-    winner: list[pycontext.Pass] = []
-
-    def other_tab(request: SummaryRequest) -> None:
-        with pycontext.connect(dsn, summarizer=Says(GOOD)) as other:
-            winner.append(other.compact("a"))
-
-    watched.meanwhile = other_tab
+    winner: list[Any] = []
+    # somebody who claims nothing
+    watched.meanwhile = lambda request: winner.append(db.execute(PUT).fetchone())
     loser = memory.compact("a")
-    assert winner[0].outcome == "summarized"
     assert loser.outcome == "skipped"
-    assert loser.summary_id == winner[0].summary_id
+    assert (loser.summary_id,) == winner[0]
     assert "Parcels were looked up" in json.dumps(memory.messages("a"))
     assert len([row for row in memory.thread("a", max_rows=100) if row.kind == "summary"]) == 1
 
@@ -205,41 +206,42 @@ def test_two_processes_at_once_leave_one_row(
         )
         for _ in range(2)
     ]
-    for process in both:  # both have planned and read before either may store
-        assert process.stdout is not None
-        assert process.stdout.readline() == "asked\n"
+    # whichever comes first asks the model; the other one waits, and is told to go on in vain
     for process in both:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    (one, two) = (json.loads(process.communicate(timeout=60)[0]) for process in both)
+    outs = [process.communicate(timeout=60)[0].splitlines() for process in both]
     assert [process.returncode for process in both] == [0, 0]
+    assert sorted(len(lines) for lines in outs) == [1, 2], "one of them called its summarizer"
+    one, two = (json.loads(lines[-1]) for lines in outs)
+    assert {one[0], two[0]} == {"summarized", "skipped"}
     assert one[1:] == two[1:]
     assert len(one[2]) == 1
     assert [row[0] for row in db.execute(LINES).fetchall()] == [one[1]]
 
 
 def test_the_furthest_line_wins_whichever_comes_last(
-    memory: pycontext.Database, dsn: str, fill: Fill, watched: Any
+    memory: pycontext.Database, db: Connection, fill: Fill, watched: Any
 ) -> None:
     """C6: a pass that cut earlier stores later."""
     fill("a", 20)
-    further: list[pycontext.Pass] = []
+    further: list[int] = []
 
-    def later_tab(request: SummaryRequest) -> None:
+    def later_tab(request: SummaryRequest) -> None:  # who claims nothing
         fill("a", 20, first=21)
-        with pycontext.connect(dsn, summarizer=Says(GOOD)) as other:
-            further.append(other.compact("a"))
+        db.execute(PUT)
+        further.append(memory.status("a").line_seq or 0)
 
     watched.meanwhile = later_tab
     done = memory.compact("a")
+    assert done.outcome == "summarized"
     assert done.to_seq is not None
-    assert further[0].to_seq is not None
-    assert done.to_seq < further[0].to_seq
+    assert done.to_seq < further[0]
     window = memory.window("a")
     (line,) = [row for row in window if row.section == "summary"]
-    assert line.seq == further[0].to_seq
-    assert [row.seq for row in window if row.section == "tail"] == list(range(further[0].to_seq + 1, 81))
+    assert line.seq == further[0]
+    assert [row.seq for row in window if row.section == "tail"] == list(range(further[0] + 1, 81))
 
 
 @pytest.mark.parametrize(
