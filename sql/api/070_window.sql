@@ -586,6 +586,10 @@ begin
             s.marker_to := b.unit_seq - 1;
             s.marker_tokens := b.start_total - s.total_base;
             s.border_request := v_request.seq;
+            if v_request.seq = s.marker_to then
+                s.marker_to := s.marker_to - 1;  -- it is shown, right after the marker
+                s.marker_tokens := s.marker_tokens - v_request.frozen_tokens;
+            end if;
             s := pycontext._with_pins(s, v_pins, s.first_unit);
             if v_cost + coalesce(v_request.frozen_tokens, v_head_cut)
                 + pycontext._marker_cost(s.marker_from, s.marker_to, s.marker_tokens) <= v_avail then
@@ -598,6 +602,8 @@ begin
         v_total := v_total + ceil(v_grid);
     end loop;
     s.mode := 'shorten';
+    s.marker_to := s.first_unit - 1;
+    s.marker_tokens := b.start_total - s.total_base;
     return s;
 end
 $$;

@@ -61,7 +61,8 @@ as $$
             else r.superseded_seq > hi_seq end)
 $$;
 
--- The rendered rows of the ranges with a stand-in (line_no 1) for every call whose result has not come.
+-- The rendered rows of the ranges with a stand-in (line_no over 100) for every call whose result has not come, after
+-- the unit's other results: where one comes, only what follows it moves.
 create or replace function pycontext._closed_rows(
     s pycontext._window_state, from_unit bigint[], to_unit bigint[], is_pruned boolean[])
 returns setof pycontext._thread_row
@@ -73,7 +74,7 @@ as $$
     )
     select r.* from r
     union all
-    select r.section_no, r.chat_id, null, r.seq, (100 + e.ordinality)::smallint, 'message', 'tool', r.unit_seq, 16, 16, 16, 0, 0, 0,
+    select r.section_no, r.chat_id, null, s.hi_seq + 1, (100 + e.ordinality)::smallint, 'message', 'tool', r.unit_seq, 16, 16, 16, 0, 0, 0,
         0::smallint, 0::smallint, false, true, false, null, null, 0, null, null, e.value ->> 'id', null, r.created_at,
         null, null, null, to_jsonb(case when r.metadata ->> 'pending' = 'true' then 'waiting for a person' else 'no result yet' end),
         null, null, null
@@ -211,10 +212,12 @@ declare
     k record;
     v_room integer;
     v_calls jsonb;
+    v_whole pycontext._thread_row;
 begin
     if r.tokens <= max_tokens then
         return r;
     end if;
+    v_whole := r;
     r.content := pycontext._without_reasoning(r.content);
     r.content := pycontext._without_images(r.content, r.seq);
     if r.tool_calls is not null then
@@ -231,6 +234,9 @@ begin
     v_room := max_tokens - k.overhead - pycontext._estimate_pieces(k.texts);
     if r.content is not null then
         r.content := to_jsonb(pycontext._shorten_text(pycontext._content_text(r.content), greatest(v_room, 0), r.seq));
+    end if;
+    if r.content is not distinct from v_whole.content and r.tool_calls is not distinct from v_whole.tool_calls then
+        return v_whole;
     end if;
     select * into k from pycontext._count_pieces(r.content, r.tool_calls, r.role, r.name, image_tokens);
     r.tokens := k.overhead + pycontext._estimate_pieces(k.texts);
@@ -403,8 +409,9 @@ begin
         w := pycontext._line_row(w.ordinal + 1, s, v_line, v_line_tokens);
         return next w;
     end if;
-    if v_from < v_first then
-        w := pycontext._marker_row(w.ordinal + 1, v_from, v_first - 1, v_tokens, s.is_exact);
+    if v_from < v_first and not (v_from = v_first - 1 and v_from = v_request.seq) then
+        w := pycontext._marker_row(w.ordinal + 1, v_from,
+            case when v_request.seq = v_first - 1 then v_first - 2 else v_first - 1 end, v_tokens, s.is_exact);
         return next w;
     end if;
     if v_request.unit_seq < v_first and not exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
@@ -432,7 +439,7 @@ create or replace function pycontext._marker_cost(from_seq bigint, to_seq bigint
 returns integer
 language sql immutable parallel safe
 as $$
-    select 28 + (length(from_seq::text) + 2) / 3 + (length(to_seq::text) + 2) / 3 + (length(tokens::text) + 2) / 3
+    select case when from_seq > to_seq then 0 else 28 end + (length(from_seq::text) + 2) / 3 + (length(to_seq::text) + 2) / 3 + (length(tokens::text) + 2) / 3
 $$;
 
 create or replace function pycontext._marker_row(
@@ -519,15 +526,15 @@ begin
             v_pruned := v_pruned || false;
         end if;
     end if;
-    if s.mode = 'omit' then
+    if s.mode = 'omit' and s.marker_from <= s.marker_to then
         v_extra := v_extra || pycontext._marker_row(null, s.marker_from, s.marker_to, s.marker_tokens, s.is_exact);
         v_place := v_place || cardinality(v_from);
-        if s.border_request is not null then
-            v_from := v_from || s.border_request;
-            v_to := v_to || s.border_request;
-            v_sections := v_sections || 'request'::text;
-            v_pruned := v_pruned || false;
-        end if;
+    end if;
+    if s.mode = 'omit' and s.border_request is not null then
+        v_from := v_from || s.border_request;
+        v_to := v_to || s.border_request;
+        v_sections := v_sections || 'request'::text;
+        v_pruned := v_pruned || false;
     end if;
     v_first := case when s.mode = 'omit' then s.first_unit else s.lo_seq + 1 end;
     v_whole := case when s.mode = 'prune' then s.first_unit when s.prune_unit > v_first then s.prune_unit else v_first end;

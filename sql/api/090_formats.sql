@@ -8,6 +8,26 @@ as $$
     select format(E'<%s>\n%s\n</%s>', tag, pycontext._escape_fences(body), tag)
 $$;
 
+-- Content as chat completions take it: no reasoning parts; for a tool result text alone, its images told in words.
+create or replace function pycontext._openai_content(content jsonb, role text, has_calls boolean)
+returns jsonb
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+begin
+    if jsonb_typeof(content) is distinct from 'array' then
+        return content;
+    end if;
+    select jsonb_agg(case when role = 'tool' and pycontext._part_kind(e.value) = 'image'
+            then '{"type": "text", "text": "[image: in the message after the results]"}'::jsonb else e.value end
+            order by e.ordinality)
+    into content
+    from jsonb_array_elements(content) with ordinality e
+    where pycontext._part_kind(e.value) <> 'reasoning';
+    return coalesce(content, case when has_calls then null else '"(empty)"'::jsonb end);
+end
+$$;
+
 -- Rows of a window as OpenAI chat completions.
 create or replace function pycontext._openai_of(rows pycontext.window_row[], memory text, strict_roles boolean)
 returns jsonb
@@ -17,24 +37,38 @@ as $$
 declare
     v_messages jsonb;
     v_last text := rows[cardinality(rows)].role;
-    v_request bigint;
+    v_request integer := (
+        select max(w.ordinal) from unnest(rows) w where w.role = 'user' and w.kind = 'message' and w.section <> 'omitted');
 begin
-    select jsonb_agg(
+    select jsonb_agg(m.message order by m.ordinal, m.n)
+    into v_messages
+    from (
+        select w.ordinal, 1 as n,
             case when w.role in ('system', 'developer') and w.section <> 'system' and strict_roles then
                 jsonb_build_object('role', 'user', 'content',
                     pycontext._fenced('system-note', pycontext._content_text(w.content)))
-            else jsonb_strip_nulls(jsonb_build_object('role', w.role, 'tool_calls', w.tool_calls,
-                    'tool_call_id', w.tool_call_id, 'name', w.name))
-                || jsonb_build_object('content', w.content)
-            end order by w.ordinal),
-        max(w.ordinal) filter (where w.role = 'user' and w.kind = 'message' and w.section <> 'omitted') - 1
-    into v_messages, v_request
-    from unnest(rows) w;
+            else jsonb_strip_nulls(jsonb_build_object('role', w.role, 'tool_calls',
+                    case when w.tool_calls @? '$[*] ? (!exists (@.type))' then (
+                        select jsonb_agg('{"type": "function"}'::jsonb || c.value order by c.ordinality)
+                        from jsonb_array_elements(w.tool_calls) with ordinality c)
+                    else w.tool_calls end, 'tool_call_id', w.tool_call_id, 'name', w.name))
+                || jsonb_build_object('content', pycontext._openai_content(w.content, w.role, w.tool_calls is not null))
+            end as message
+        from unnest(rows) w
+        union all
+        -- the images of results follow the last result of their run as a message of their own
+        select (select coalesce(min(x.ordinal) - 1, cardinality(rows)) from unnest(rows) x
+                where x.ordinal > w.ordinal and x.role <> 'tool'), 2 + w.ordinal,
+            jsonb_build_object('role', 'user', 'content', (
+                select jsonb_agg(e.value order by e.ordinality)
+                from jsonb_array_elements(w.content) with ordinality e where pycontext._part_kind(e.value) = 'image'))
+        from unnest(rows) w
+        where w.role = 'tool' and jsonb_typeof(w.content) = 'array'
+            and exists (select from jsonb_array_elements(w.content) e where pycontext._part_kind(e.value) = 'image')
+        union all
+        select v_request, 0, jsonb_build_object('role', 'user', 'content', pycontext._fenced('memory-context', memory))
+        where memory ~ '\S') m;
     v_messages := coalesce(v_messages, '[]');
-    if memory ~ '\S' then
-        v_messages := jsonb_insert(v_messages, array[coalesce(v_request, jsonb_array_length(v_messages))::text],
-            jsonb_build_object('role', 'user', 'content', pycontext._fenced('memory-context', memory)));
-    end if;
     if v_last is null or v_last not in ('user', 'tool') then
         v_messages := v_messages || '[{"role": "user", "content": "(continue)"}]'::jsonb;
     end if;
@@ -120,6 +154,8 @@ declare
     v_blocks jsonb;
     v_role text;
     v_memory jsonb;
+    v_ids jsonb := '{}';
+    v_used jsonb := '{}';
     w record;
 begin
     v_messages := '[]';
@@ -154,15 +190,21 @@ begin
         end if;
         v_blocks := v_blocks || case
             when w.role = 'tool' then jsonb_build_array(jsonb_build_object('type', 'tool_result',
-                'tool_use_id', w.tool_call_id, 'content', pycontext._anthropic_blocks(w.content)))
+                'tool_use_id', coalesce(v_ids ->> w.tool_call_id, w.tool_call_id), 'content', pycontext._anthropic_blocks(w.content)))
             when w.role in ('system', 'developer') then jsonb_build_array(jsonb_build_object('type', 'text',
                 'text', pycontext._fenced('system-note', pycontext._content_text(w.content))))
             else pycontext._anthropic_blocks(w.content)
         end;
         if w.tool_calls is not null then
+            -- ids must be of one alphabet and unique in the request: a later use takes the place of its call along
+            select jsonb_object_agg(e.value ->> 'id', case when v_used ? c.id then left(c.id, 40) || '_' || w.seq else c.id end)
+            into v_ids
+            from jsonb_array_elements(w.tool_calls) e
+            cross join lateral (select regexp_replace(e.value ->> 'id', '[^a-zA-Z0-9_-]', '_', 'g') as id) c;
+            v_used := v_used || (select jsonb_object_agg(d.value, true) from jsonb_each_text(v_ids) d);
             v_blocks := v_blocks || (
-                select jsonb_agg(jsonb_build_object('type', 'tool_use', 'id', e.value ->> 'id',
-                    'name', e.value #>> '{function,name}',
+                select jsonb_agg(jsonb_build_object('type', 'tool_use', 'id', v_ids ->> (e.value ->> 'id'),
+                    'name', left(regexp_replace(e.value #>> '{function,name}', '[^a-zA-Z0-9_-]', '_', 'g'), 128),
                     'input', pycontext._call_input(e.value #>> '{function,arguments}')) order by e.ordinality)
                 from jsonb_array_elements(w.tool_calls) with ordinality e);
         end if;

@@ -13,6 +13,7 @@ declare
     r pycontext.turn_start;
     m pycontext.message;
     p pycontext.compaction_plan_row;
+    s pycontext._window_state;
     v_rows pycontext.window_row[];
     v_is_new boolean;
     v_memory text;
@@ -25,7 +26,7 @@ begin
             hint = 'pass memory as text, or leave query_embedding out';
     end if;
     v_is_new := not exists (select from pycontext.chat c where c.chat_id = start_turn.chat_id)
-        and (message is not null or system_prompt is not null) and not exists (select from pycontext.source s where s.is_default);
+        and (message is not null or system_prompt is not null) and not exists (select from pycontext.source d where d.is_default);
     if v_is_new then
         perform pycontext.create_chat(chat_id, system_prompt, profile);
         r.prompt_differs := false;
@@ -46,15 +47,21 @@ begin
         r.message_id := m.message_id;
         r.seq := m.seq;
     else
-        select c.request_seq into r.seq from pycontext.chat c where c.chat_id = start_turn.chat_id;
-        select t.message_id into r.message_id
-        from pycontext.message t where t.chat_id = start_turn.chat_id and t.seq = r.seq and t.line_no = 0;
+        s := pycontext._chat_state(chat_id, token_budget, null);
+        r.seq := s.turn_seq;
+        select t.message_id into r.message_id from pycontext._row_at(s, s.turn_seq) t;
     end if;
     -- answered: a reply without calls stands between this request and the next
-    select exists (
-        select from pycontext._stored_row t
-        where t.chat_id = start_turn.chat_id and t.seq > r.seq and t.after_user = r.seq and t.role = 'assistant'
-            and t.calls = 0 and t.line_no = 0 and t.gone_act is null) into r.is_answered;
+    if s.source is not null then
+        select t.role = 'assistant' and t.calls = 0 into r.is_answered
+        from pycontext._thread_rows(chat_id, s.source, array[r.seq + 1], array[s.hi_seq], null, 1, true) t;
+    else
+        select exists (
+            select from pycontext._stored_row t
+            where t.chat_id = start_turn.chat_id and t.seq > r.seq and t.after_user = r.seq and t.role = 'assistant'
+                and t.calls = 0 and t.line_no = 0 and t.gone_act is null) into r.is_answered;
+    end if;
+    r.is_answered := coalesce(r.is_answered, false);
 
     select q.* into p from pycontext.compaction_plan(chat_id, token_budget) q;
     if p.decision = 'prune' then
@@ -63,8 +70,9 @@ begin
     r.decision := p.decision;
     r.reason := p.reason;
     r.token_budget := p.token_budget;
-    select pr.encoding into r.encoding
-    from pycontext.chat c join pycontext.profile pr on pr.profile = c.profile where c.chat_id = start_turn.chat_id;
+    select f.encoding into r.encoding
+    from pycontext.profile f
+    where f.profile = coalesce((select c.profile from pycontext.chat c where c.chat_id = start_turn.chat_id), 'default');
     -- what the request was read under: an exact replay stands on it
     if message is not null and m.read_budget is null then
         update pycontext.message t
