@@ -262,6 +262,45 @@ def compact(
             raise typer.Exit(1)
 
 
+@app.command()
+def worker(
+    dsn: Dsn = None,
+    once: Annotated[bool, typer.Option("--once", help="Look at all chats once, then end.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Between two looks.")
+    ] = 5.0,
+    summarizer: Annotated[
+        SummarizerName | None,
+        typer.Option("--summarizer", help="Default: openai where PYCONTEXT_SUMMARIZER_MODEL is set."),
+    ] = None,
+) -> None:
+    """Compact chats that are due, ahead of their next turn, and count their tokens. Several may run.
+
+    Never uses the embedded server. SIGTERM and SIGINT: the pass at hand is ended, or its lease given back.
+    """
+    from pycontext.summarizer import from_environment
+    from pycontext.worker import Worker
+
+    with reported():
+        found = target.find(dsn, may_embed=False)
+        chosen = _summarizer(summarizer) or from_environment()
+        with pycontext.connect(found.dsn, summarizer=chosen) as db:
+            out().print(f"worker: summaries are made by {visible(chosen.name)}")
+            done = Worker(db, interval=interval, tell=_tell_pass).run(once=once)
+            out().print(
+                f"worker ended: {number(done.passes)} passes saved {number(done.saved_tokens)} tokens, "
+                f"{number(done.failed)} failed, {number(done.counted)} rows counted"
+            )
+
+
+def _tell_pass(chat: str, done: pycontext.Pass) -> None:
+    if done.outcome == "failed":
+        text = f"failed: {visible(done.reason or '')}"
+    else:
+        text = f"{done.outcome}: {number(done.tokens_before)} → {number(done.tokens_after)} tokens"
+    out().print(f"{visible(chat)} {text}, {done.seconds:.1f} s")
+
+
 @app.command(name="start-over")
 def start_over(
     chat: Chat,

@@ -26,7 +26,7 @@ def find(dsn: str | None, *, may_embed: bool = True) -> Target:
             raise NotConfigured(
                 error.message,
                 detail="Neither --dsn nor PYCONTEXT_DSN nor DATABASE_URL is given.",
-                hint="Name the database to install into; the embedded server installs the schema by itself.",
+                hint="Name the database. This command never uses the embedded server.",
             ) from None
     from pycontext.embedded import start
 

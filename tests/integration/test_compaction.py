@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -195,24 +196,37 @@ with pycontext.connect(summarizer=Waiting()) as memory:
 """
 
 
+BUSY = "select count(*) = 1 from pg_stat_activity where application_name = 'pycontext' and"
+
+
+def until(db: Connection, query: str) -> None:
+    """Wait until the query says true."""
+    for _ in range(600):
+        if db.execute(query.encode()).fetchone() == (True,):
+            return
+        time.sleep(0.05)
+    raise AssertionError(query)
+
+
 def test_two_processes_at_once_leave_one_row(
     dsn: str, fill: Fill, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill("a", 25)
     monkeypatch.setenv("PYCONTEXT_DSN", dsn)
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", COMPACTOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    # whichever comes first asks the model; the other one waits, and is told to go on in vain
-    for process in both:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    outs = [process.communicate(timeout=60)[0].splitlines() for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    command = [sys.executable, "-c", COMPACTOR]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second,
+    ):
+        # one has read what it is to tell, the other one has met the lease, and waits
+        for query in ("compaction_source", "claim_compaction"):
+            until(db, f"{BUSY} query ~ '{query}'")
+        for process in (first, second):
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        outs = [process.communicate(timeout=60)[0].splitlines() for process in (first, second)]
+        assert (first.returncode, second.returncode) == (0, 0)
     assert sorted(len(lines) for lines in outs) == [1, 2], "one of them called its summarizer"
     one, two = (json.loads(lines[-1]) for lines in outs)
     assert {one[0], two[0]} == {"summarized", "skipped"}
