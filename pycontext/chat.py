@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -11,13 +12,25 @@ from uuid import UUID
 
 import psycopg
 
-from pycontext import compaction, messages, operations
+from pycontext import compaction, memory, messages, operations
 from pycontext.compaction import Flush, Job
 from pycontext.connections import CallersLink, Link, OwnLink, Runner, conninfo_from
 from pycontext.errors import PycontextError
+from pycontext.extractor import Extractor, ExtractorRequest, Fact
+from pycontext.extractor import from_environment as extractor_from_environment
 from pycontext.messages import identity
 from pycontext.operations import Encodings
-from pycontext.rows import Message, Pass, Plan, Status, ThreadRow, WindowRow
+from pycontext.rows import (
+    LostValue,
+    Message,
+    Pass,
+    Plan,
+    Recalled,
+    Status,
+    StoredFact,
+    ThreadRow,
+    WindowRow,
+)
 from pycontext.summarizer import Summarizer, from_environment
 from pycontext.turn import Turn, TurnRequest
 
@@ -26,12 +39,16 @@ logger = logging.getLogger("pycontext")
 #: What a chat or a message is called: the product's own id.
 Id = str | int | UUID
 
+#: An extractor, or a plain function that does for one.
+GivenExtractor = Extractor | Callable[[ExtractorRequest], Sequence[Fact]]
+
 
 def connect(
     dsn: str | None = None,
     *,
     connection: psycopg.Connection[Any] | None = None,
     summarizer: Summarizer | None = None,
+    extractor: GivenExtractor | None = None,
 ) -> Database:
     """Open a database of chats.
 
@@ -40,6 +57,9 @@ def connect(
         nothing is committed or rolled back here, what is added is durable at the caller's commit (at once in
         autocommit), and no model is called while a transaction is open.
     summarizer: what compaction calls; None means `pycontext.summarizer.from_environment()`.
+    extractor: what takes durable facts before messages are summarized; a plain function from
+        `pycontext.extractor.ExtractorRequest` to facts will do. None means
+        `pycontext.extractor.from_environment()`.
 
     Raises NotConfigured where no database is named, psycopg.OperationalError where none answers. A database
     without the schema raises SchemaMissing at the first call.
@@ -49,11 +69,16 @@ def connect(
             raise ValueError("give a dsn or a connection, not both")
         if not isinstance(connection, psycopg.Connection):
             raise TypeError(f"connection must be a psycopg.Connection, not {type(connection).__name__}")
-        return Database(CallersLink(connection), summarizer=summarizer)
-    return Database(OwnLink(conninfo_from(dsn)), summarizer=summarizer)
+        return Database(CallersLink(connection), summarizer=summarizer, extractor=extractor)
+    return Database(OwnLink(conninfo_from(dsn)), summarizer=summarizer, extractor=extractor)
 
 
-def embedded(path: str | Path | None = None, *, summarizer: Summarizer | None = None) -> Database:
+def embedded(
+    path: str | Path | None = None,
+    *,
+    summarizer: Summarizer | None = None,
+    extractor: GivenExtractor | None = None,
+) -> Database:
     """Open a database of chats on the embedded server: nothing to install or to run.
 
     path: the folder of its data; None means PYCONTEXT_DATA_DIR, else a folder of the user's.
@@ -63,7 +88,7 @@ def embedded(path: str | Path | None = None, *, summarizer: Summarizer | None = 
     from pycontext.embedded import start
 
     server = start(None if path is None else Path(path))
-    return Database(OwnLink(server.dsn), summarizer=summarizer)
+    return Database(OwnLink(server.dsn), summarizer=summarizer, extractor=extractor)
 
 
 class Database:
@@ -74,12 +99,18 @@ class Database:
     """
 
     def __init__(
-        self, link: Link, *, summarizer: Summarizer | None = None, flush: Flush | None = None
+        self,
+        link: Link,
+        *,
+        summarizer: Summarizer | None = None,
+        extractor: GivenExtractor | None = None,
+        flush: Flush | None = None,
     ) -> None:
         self._link = link
         self._runner = Runner(link)
         self._summarizer = summarizer
-        self._flush = flush
+        self._extractor = None if extractor is None else memory.as_extractor(extractor)
+        self._flush = flush or memory.hook(self._choose_extractor)
         self._encodings = Encodings()
 
     def __enter__(self) -> Database:
@@ -216,6 +247,68 @@ class Database:
             )
         return self._runner.run(compaction.compact(job, self._encodings), is_alone=True)
 
+    def remember(
+        self, chat_id: Id, content: str, *, subject: str | None = None, kind: str | None = None
+    ) -> StoredFact:
+        """Keep a fact on purpose, for this chat and all chats of its owner; the same fact is stored once.
+
+        subject: what it is about, such as 'user.name'; a newer fact about it supersedes this one. kind: a
+        word of your own. Secrets are masked. Raises NoSuchChat, BadMessage. SQL: remember.
+        """
+        return self._runner.run(operations.remember(identity(chat_id), content, subject, kind))
+
+    def recall(
+        self,
+        chat_id: Id,
+        query: str | None = None,
+        *,
+        query_embedding: Sequence[float] | None = None,
+        max_rows: int = 10,
+        max_tokens: int | None = None,
+    ) -> list[Recalled]:
+        """Facts and past messages that fit the query, best first, of all chats of this chat's owner.
+
+        A chat without an owner recalls itself alone. query: words in any script; None: the newest facts.
+        max_tokens: what all rows together may take (None: the profile's memory_tokens). Of facts that
+        contradict each other only the newest is returned. Raises NoSuchChat. SQL: recall.
+        """
+        return self._runner.run(
+            operations.recall(identity(chat_id), query, query_embedding, max_rows, max_tokens)
+        )
+
+    def forget(self, chat_id: Id, fact_id: str | None = None, *, query: str | None = None) -> int:
+        """Forget a fact by its id, or all facts with every word of the query; returns how many went.
+
+        The chats of the chat's owner are looked through. Other tellings of a fact, and older facts about its
+        subject, go with it; a later flush does not bring it back. Messages stay as they are. Raises
+        NoSuchChat, BadMessage. SQL: forget.
+        """
+        return self._runner.run(operations.forget(identity(chat_id), fact_id, query))
+
+    def memory_page(
+        self,
+        owner: str | None,
+        *,
+        tenant: str | None = None,
+        chat_id: Id | None = None,
+        before: datetime | None = None,
+        max_rows: int = 100,
+    ) -> list[StoredFact]:
+        """What is remembered of an owner, newest first: the page to show him.
+
+        chat_id: of that chat alone (its owner may be None). before: facts stated earlier than that, for the
+        next page. SQL: memory_page.
+        """
+        chat = None if chat_id is None else identity(chat_id)
+        return self._runner.run(operations.memory_page(owner, tenant, chat, before, max_rows))
+
+    def lost_values(self, chat_id: Id, summary_id: str) -> list[LostValue]:
+        """Exact values of the messages a line covers that neither the line nor a fact names any more.
+
+        Raises NoSuchChat, BadMessage. SQL: lost_values.
+        """
+        return self._runner.run(operations.lost_values(identity(chat_id), summary_id))
+
     def start_over(self, chat_id: Id, note: str | None = None) -> Message:
         """Draw a line: nothing above it reaches the model any more. The note is all it reads of it.
 
@@ -262,6 +355,12 @@ class Database:
             context=context,
         )
         return Turn(self._runner, request, self._encodings, lambda: self._choose(None), self._flush)
+
+    def _choose_extractor(self) -> Extractor:
+        if self._extractor is None:
+            self._extractor = extractor_from_environment()
+            logger.info("facts are taken by %s", self._extractor.name)
+        return self._extractor
 
     def _choose(self, given: Summarizer | None) -> Summarizer:
         if given is not None:

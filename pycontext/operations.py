@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from pycontext import messages, tokens
 from pycontext.messages import Element
-from pycontext.rows import Message, Plan, Status, ThreadRow, WindowRow, as_row
+from pycontext.rows import (
+    LostValue,
+    Message,
+    Plan,
+    Recalled,
+    Status,
+    StoredFact,
+    ThreadRow,
+    WindowRow,
+    as_row,
+)
 from pycontext.steps import Call, Steps
 
 T = TypeVar("T")
@@ -128,6 +139,56 @@ def start_over(chat_id: str, note: str | None) -> Steps[Message]:
     """Place a reset line after the newest message."""
     call = Call("start_over", {"chat_id": chat_id, "note": messages.text(note)}, is_repeatable=False)
     return fetch_one(Message, call)
+
+
+def remember(chat_id: str, content: str, subject: str | None, kind: str | None) -> Steps[StoredFact]:
+    """Keep a fact on purpose."""
+    given = {
+        "content": messages.text(content),
+        "subject": messages.text(subject),
+        "kind": messages.text(kind),
+    }
+    return fetch_one(StoredFact, Call("remember", {"chat_id": chat_id, **given}))
+
+
+def recall(
+    chat_id: str,
+    query: str | None,
+    query_embedding: Sequence[float] | None,
+    max_rows: int,
+    max_tokens: int | None,
+) -> Steps[list[Recalled]]:
+    """Facts and past messages that fit the query."""
+    given = {
+        "chat_id": chat_id,
+        "query": messages.text(query),
+        "query_embedding": None if query_embedding is None else list(query_embedding),
+        "max_rows": max_rows,
+        "max_tokens": max_tokens,
+    }
+    return fetch(Recalled, Call("recall", given))
+
+
+def forget(chat_id: str, fact_id: str | None, query: str | None) -> Steps[int]:
+    """Forget one fact, or all that hold the query's words; returns how many went."""
+    records = yield Call(
+        "forget", {"chat_id": chat_id, "fact_id": messages.text(fact_id), "query": messages.text(query)}
+    )
+    forgotten: int = records[0]["forgotten"]
+    return forgotten
+
+
+def memory_page(
+    owner: str | None, tenant: str | None, chat_id: str | None, before: datetime | None, max_rows: int
+) -> Steps[list[StoredFact]]:
+    """What is remembered of an owner."""
+    given = {"owner": owner, "tenant": tenant, "chat_id": chat_id, "before": before, "max_rows": max_rows}
+    return fetch(StoredFact, Call("memory_page", given))
+
+
+def lost_values(chat_id: str, summary_id: str) -> Steps[list[LostValue]]:
+    """What a line lost."""
+    return fetch(LostValue, Call("lost_values", {"chat_id": chat_id, "summary_id": summary_id}))
 
 
 def count_tokens(chat_id: str, encodings: Encodings) -> Steps[int]:

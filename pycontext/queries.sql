@@ -170,5 +170,5 @@ from pycontext.flush_facts(
 select pycontext.fail_flush(chat_id => %(chat_id)s::text, reason => %(reason)s::text) as noted;
 
 -- name: lost_values
-select l.seq, l.message_id, l.kind, l.value
+select l.seq, l.message_id, l.role, l.kind, l.value
 from pycontext.lost_values(chat_id => %(chat_id)s::text, summary_id => %(summary_id)s::text) l;

@@ -152,6 +152,51 @@ class DueChat:
     act_no: int
 
 
+@dataclass(frozen=True)
+class StoredFact:
+    """One row of `remember` and `memory_page`. `is_superseded`: a newer fact says the same, or otherwise."""
+
+    chat_id: str
+    fact_id: str
+    seq: int
+    role: str
+    source: str
+    kind: str
+    subject: str | None
+    content: str
+    is_superseded: bool
+    stated_at: datetime
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """One row of `recall`: a fact, or a passage of a message. `score` is None where nothing was asked."""
+
+    kind: str
+    chat_id: str
+    seq: int
+    fact_id: str | None
+    message_id: str | None
+    role: str
+    subject: str | None
+    content: str
+    score: float | None
+    tokens: int
+    stated_at: datetime
+
+
+@dataclass(frozen=True)
+class LostValue:
+    """One row of `lost_values`: a value of a covered message that neither the line nor a fact names."""
+
+    seq: int
+    message_id: str
+    role: str
+    kind: str
+    value: str
+
+
 def as_row(kind: type[T], record: Mapping[str, Any]) -> T:
     """The record as that dataclass; columns it does not know are left out."""
     names = (f.name for f in fields(kind))  # type: ignore[arg-type]

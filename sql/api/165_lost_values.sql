@@ -1,0 +1,89 @@
+-- What a summary lost: exact values of the messages it covers that nobody names any more.
+
+create or replace view pycontext.lost_value_row as
+select null::bigint as seq, null::text as message_id, null::text as role, null::text as kind, null::text as value
+where false;
+comment on view pycontext.lost_value_row is 'Row type of lost_values.';
+comment on column pycontext.lost_value_row.seq is 'Newest covered message that holds the value; message_original(chat_id, seq) has it.';
+comment on column pycontext.lost_value_row.message_id is 'That message.';
+comment on column pycontext.lost_value_row.role is 'Who said it.';
+comment on column pycontext.lost_value_row.kind is 'url, email, path, date, id or number.';
+comment on column pycontext.lost_value_row.value is 'The value, to the letter.';
+
+-- Exact values of a text, its first 20,000 characters: addresses, paths, dates, ids, numbers of two digits and more.
+create or replace function pycontext._exact_values(body text)
+returns table (kind text, value text)
+language sql immutable parallel safe
+as $$
+    select case
+            when v.value ~* '^[a-z][a-z0-9+]*://' then 'url'
+            when v.value ~ '@' then 'email'
+            when v.value ~ '^(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}$)' or v.value ~* '^(\d{1,2}\s\w|[a-zа-я]+\s\d)|[年月]' then 'date'
+            when v.value ~ '[/\\]' or v.value ~ '[[:alpha:]]\.[[:alpha:]]' then 'path'
+            when v.value ~ '[[:alpha:]]' then 'id'
+            else 'number' end, v.value
+    from (
+        select distinct rtrim(m.hit[1], '.,;:!?)]}''"-') as value
+        from regexp_matches(left(body, 20000),
+            '((?:https?|ftp|s3|gs|postgres(?:ql)?)://[^\s<>"''`）」。，、]+'
+            '|[\w.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+'
+            '|\m[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\M'
+            '|(?:~|\.{1,2}|\m[A-Za-z]:)?[/\\](?:[\w.@+-]+[/\\])*[\w.@+-]+|\m[\w.@+-]+(?:/[\w.@+-]+)+\.\w{1,8}\M'
+            '|\m[\w-]+\.(?:py|js|ts|tsx|json|ya?ml|toml|md|txt|csv|xlsx?|docx?|pdf|html?|css|sql|sh|go|rs|java|log|xml|png|jpg|db|env)\M'
+            '|\m\d{4}-\d{1,2}-\d{1,2}\M|\m\d{1,2}[./]\d{1,2}[./]\d{2,4}\M|(?:\d{4}年)?\d{1,2}月\d{1,2}[日号]'
+            '|\m\d{1,2}(?:st|nd|rd|th)?\s(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|янв|фев|мар|апр|ма[йя]|июн|июл|авг|сен|окт|ноя|дек)[a-zа-я]*'
+            '|\m(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?\s\d{1,2}\M'
+            '|\m[A-Za-z]+[-_]?[A-Za-z_-]*\d[\w-]*|\m\d+[-_]?[A-Za-z][\w-]+|\m\d+(?:[.,:]\d+)*)', 'gi') m (hit)) v
+    where length(v.value) between 2 and 300 and v.value ~ '[[:alnum:]]'
+$$;
+
+-- Exact values in the words of users and assistants and in arguments of calls, of the messages this line covers (those
+-- before the previous line are that one's), that neither the line nor a live fact names: at most max_rows. PCX01, PCX02.
+create or replace function pycontext.lost_values(chat_id text, summary_id text, max_rows integer default 1000)
+returns setof pycontext.lost_value_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    l pycontext.message;
+    c pycontext.chat;
+    v_after text;
+    v_named text;
+    v_values text[];
+begin
+    select t.* into c from pycontext.chat t where t.chat_id = lost_values.chat_id;
+    if not found then
+        perform pycontext._no_such_chat(chat_id);
+    end if;
+    select t.* into l from pycontext.message t where t.chat_id = c.chat_id and t.message_id = summary_id and t.origin = 'compaction';
+    if not found then
+        perform pycontext._raise('PCX02', 'no such summary', format('summary_id is %L', summary_id),
+            'see: select summary_id from pycontext.compaction_history');
+    end if;
+    select r.message_id into v_after
+    from pycontext._thread_rows(c.chat_id, c.source, array[l.seq], array[l.seq], null, 1, true) r;
+    if v_after is null then
+        return;
+    end if;
+    select lower(concat_ws(E'\n', l.content #>> '{}', (
+        select string_agg((f.fact).content, E'\n') from pycontext._facts(c.chat_id, c.tenant, c.owner) f))) into v_named;
+    v_values := array(select lower(v.value) from regexp_split_to_table(v_named, '\n') n (line), pycontext._exact_values(n.line) v);
+    return query
+    select q.seq, q.message_id, q.role, q.kind, q.value
+    from (
+        select distinct on (lower(v.value)) s.seq, s.message_id, s.role, v.kind, v.value
+        from pycontext.compaction_source(lost_values.chat_id, v_after) s
+        cross join lateral pycontext._exact_values(pycontext._mask(concat_ws(E'\n', s.text, (
+            select string_agg(e.value #>> '{function,arguments}', E'\n')
+            from jsonb_array_elements(coalesce(s.tool_calls, '[]')) e)))) v
+        where s.kind = 'message' and s.role in ('user', 'assistant') and not s.is_head and not s.is_request
+        order by lower(v.value), s.seq desc) q
+    where lower(q.value) <> all (v_values) and (length(q.value) < 6 or strpos(v_named, lower(q.value)) = 0)
+    order by q.seq, q.value
+    limit max_rows;
+end
+$$;
+comment on function pycontext.lost_values(text, text, integer) is
+    'Exact values (ids, numbers, dates, paths, addresses) of the messages a line covers that neither the line nor a live '
+    'fact names, each with the newest message that has it: at most max_rows. What tools printed is not looked at, nor what '
+    'stays in sight beside the line. PCX01, PCX02.';
