@@ -37,10 +37,11 @@ as $$
         r.unit_seq,
         case when not c.is_short then r.tokens when r.stub is not null or r.stub_calls is not null then r.stub_tokens
             else r.tokens - r.frozen_tokens + r.stub_tokens end
-            - case when r.seq < turn_seq then r.reasoning_tokens else 0 end,
+            -- an estimate is on the safe side: less than it is taken off
+            - case when r.seq < turn_seq then r.reasoning_tokens * 7 / 10 else 0 end,
         r.frozen_tokens, r.stub_tokens, r.reasoning_tokens, r.running_total, r.running_stub, r.images, r.calls,
         r.is_user, not c.is_short, r.has_fence, r.after_user, r.superseded_seq, r.at_act,
-        case when not c.is_short then r.encoding end,
+        case when not c.is_short and (r.reasoning_tokens = 0 or r.seq >= turn_seq) then r.encoding end,
         r.message_id, case when r.role = 'tool' and r.unit_seq <> r.seq then r.tool_call_id end,
         r.name, r.created_at, r.origin, r.stub, r.stub_calls,
         case
@@ -308,6 +309,11 @@ begin
         from pycontext._closed_rows(s, array[s.head_from], array[s.head_to], null) t;
     end if;
 
+    if s.request_seq is not null and s.request_seq is distinct from v_request.seq then
+        -- the line's request gives way here: no summary has told it, so the marker does
+        v_from := least(v_from, s.request_seq);
+        v_tokens := coalesce(v_tokens, 0) + (select t.tokens from pycontext._row_at(s, s.request_seq) t);
+    end if;
     if s.pin_from is not null then
         select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins
         from pycontext._closed_rows(s, s.pin_from, s.pin_to, null) t
@@ -359,7 +365,7 @@ begin
                     pycontext._line_text(s.line_origin, s.line_covers_from, s.line_seq, v_line));
             end if;
         elsif v_level = 2 then
-            if v_head is not null and s.line_origin is distinct from 'compaction' then
+            if v_head is not null then
                 v_from := least(v_from, s.head_from);
                 v_tokens := coalesce(v_tokens, 0) + s.head_frozen;
             end if;
