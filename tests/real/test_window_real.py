@@ -1,0 +1,231 @@
+"""The window on every real conversation, at many cuts and budgets; and how much of a prompt stays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import validators
+from histories import KINDS, Count, Machine, prepare_adopted
+from oracle import kind_of
+
+from pycontext.clean import clean
+from pycontext.tokens import count
+
+pytestmark = pytest.mark.real
+
+Connection = psycopg.Connection[Any]
+Message = dict[str, Any]
+
+FILES = (
+    "beam_100k",
+    "llamafactory_mllm_demo",
+    "llamafactory_toolcall_zh",
+    "memorybank_zh_en",
+    "openhands_sdk_fixtures",
+    "pi_coding_agent_sessions",
+    "pydantic_ai_cassettes",
+    "ru_arena_long",
+    "ru_multiwoz_long",
+    "swe_agent_demos",
+    "tau_bench_airline_gpt4o",
+    "webvoyager_screenshots",
+)
+BUDGETS = (300, 700, 1500, 3000, 6000, 12000, 24000, 48000, 100000)
+
+VALID: dict[str, Callable[[Any], None]] = {
+    "openai_messages": validators.openai_chat,
+    "anthropic_messages": validators.anthropic,
+    "responses_input": validators.openai_responses,
+}
+
+_numbers = itertools.count(1)
+
+
+def conversations(folder: Path, name: str) -> list[tuple[str | None, list[Message]]]:
+    """System prompt and messages of each conversation of a file."""
+    found = []
+    for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        rows = [
+            {
+                k: m[k]
+                for k in ("role", "content", "tool_calls", "tool_call_id", "name")
+                if m.get(k) is not None
+            }
+            for m in clean(json.loads(line)["messages"])
+        ]
+        prompt = None
+        if rows and rows[0]["role"] == "system":
+            content = rows.pop(0)["content"]
+            prompt = content if isinstance(content, str) else "\n\n".join(p["text"] for p in content)
+        found.append((prompt, rows))
+    return found
+
+
+Begin = Callable[[str, str | None], Machine]
+
+
+@pytest.fixture
+def begin(db: Connection, dsn: str) -> Iterator[Begin]:
+    """Creates a chat of a kind; its reader may not write."""
+    prepare_adopted(db)
+    options = "-c default_transaction_read_only=on -c search_path=pycontext"
+    with psycopg.connect(dsn, autocommit=True, options=options) as reader:
+
+        def create(kind: str, prompt: str | None) -> Machine:
+            machine = Machine(db, reader, str(next(_numbers)), kind, prompt=prompt)
+            machine.create()
+            return machine
+
+        yield create
+
+
+def exact(window: Sequence[Message], image_tokens: int) -> int:
+    """Tokens of a request by the tokenizer and the rule of DESIGN."""
+    total = 3
+    for w in window:
+        total += 4 + (8 if w["role"] == "tool" else 0)
+        content = w["content"]
+        for part in content if isinstance(content, list) else [] if content is None else [content]:
+            kind = kind_of(part)
+            if kind == "image":
+                total += image_tokens
+            else:
+                text = part if isinstance(part, str) else part["text"] if kind == "text" else json.dumps(part)
+                total += count(text)
+        for call in w["tool_calls"] or []:
+            total += 12 + count(call["function"]["name"]) + count(call["function"]["arguments"])
+        if w["name"]:
+            total += 1 + count(w["name"])
+    return total
+
+
+def look(machine: Machine, budget: int, *, form: str) -> None:
+    """One read, held to every promise."""
+    thread = machine.thread
+    try:
+        window = machine.window(budget)
+    except psycopg.DatabaseError as error:
+        if error.sqlstate != "PCX05" or thread.needed() <= budget:
+            raise
+        return
+    assert thread.needed() <= budget
+    if thread.must_be_full(budget):
+        thread.check_full(window)
+    thread.check(window, budget)
+    told = 3 + sum(w["tokens"] for w in window)
+    counted = exact(window, thread.image_tokens)
+    assert counted <= budget, f"{counted} counted, {told} told, budget {budget}"
+    request = machine.messages(form, budget)
+    VALID[form](request)
+
+
+def cuts(messages: Sequence[Message], most: int) -> list[int]:
+    """Ends of prefixes: places spread over the conversation, inside units too, and its end."""
+    step = max(len(messages) / most, 1)
+    return sorted({min(len(messages), round(step * n)) for n in range(1, most + 1)} - {0})
+
+
+def walk(
+    machine: Machine, messages: Sequence[Message], most: int, budgets: Callable[[int], Sequence[int]]
+) -> int:
+    """Appends the conversation piece by piece and looks after each piece; every other time it is counted first."""
+    done = looked = 0
+    forms = machine.forms()
+    for number, end in enumerate(cuts(messages, most)):
+        machine.append(*messages[done:end])
+        done = end
+        if number % 2 == 0:
+            machine.play(Count(100000))
+        machine.refresh()
+        for budget in budgets(number):
+            look(machine, budget, form=forms[looked % len(forms)])
+            looked += 1
+    return looked
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_conversation(begin: Begin, shared_data: Path, name: str, kind: str) -> None:
+    found = conversations(shared_data, name)
+    assert found
+    if kind == "adopted":
+        found = found[: max(3, len(found) // 10)]
+    long = len(found) < 4
+    looked = 0
+    for number, (prompt, messages) in enumerate(found):
+        machine = begin(kind, prompt)
+        looked += walk(
+            machine,
+            messages,
+            7 if long else 2,
+            lambda n, number=number: (  # type: ignore[misc]
+                BUDGETS[(n + number) % len(BUDGETS)],
+                BUDGETS[(n + number + 4) % len(BUDGETS)],
+            ),
+        )
+    assert looked >= 2 * len(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_conversation_at_a_dense_grid(begin: Begin, shared_data: Path, name: str, kind: str) -> None:
+    budgets = sorted({int(300 * 1.35**n) for n in range(20)})
+    for prompt, messages in conversations(shared_data, name):
+        walk(begin(kind, prompt), messages, 60, lambda n: budgets)
+
+
+def replay(machine: Machine, messages: Sequence[Message], budget: int) -> tuple[int, int, int]:
+    """Requests before each reply: bytes sent, bytes that are a prefix of the request before, requests."""
+    sent = same = requests = 0
+    before = ""
+    done = 0
+    for end, message in enumerate(messages):
+        if message["role"] != "assistant" or end == 0:
+            continue
+        machine.append(*messages[done:end])
+        machine.play(Count(100000))
+        done = end
+        request = json.dumps(machine.messages("openai_messages", budget), ensure_ascii=False)[:-1]
+        if before:
+            sent += len(request.encode())
+            same += len(os.path.commonprefix([before, request]).encode())
+        before = request
+        requests += 1
+    return sent, same, requests
+
+
+@pytest.mark.parametrize(("budget", "least"), [(32000, 0.92), (8000, 0.80)])
+def test_requests_of_the_coding_session_begin_like_the_one_before(
+    begin: Begin, shared_data: Path, budget: int, least: float, record_property: Callable[[str, object], None]
+) -> None:
+    """Compaction never runs, SELECTs only: borders move in steps, so most of a prompt is a prefix of the next."""
+    ((prompt, messages),) = conversations(shared_data, "pi_coding_agent_sessions")
+    sent, same, requests = replay(begin("native", prompt), messages, budget)
+    share = same / sent
+    record_property("prefix share", share)
+    print(
+        f"\n{requests} requests at {budget} tokens: {share:.1%} of {sent:,} bytes is a prefix of the request before"
+    )
+    assert share >= least
+
+
+@pytest.mark.parametrize("budget", [32000, 8000])
+@pytest.mark.parametrize("name", ["tau_bench_airline_gpt4o", "swe_agent_demos"])
+def test_requests_of_short_sessions_begin_like_the_one_before(
+    begin: Begin, shared_data: Path, name: str, budget: int
+) -> None:
+    sent = same = requests = 0
+    for prompt, messages in conversations(shared_data, name)[:12]:
+        a, b, c = replay(begin("native", prompt), messages, budget)
+        sent, same, requests = sent + a, same + b, requests + c
+    print(f"\n{name}: {requests} requests at {budget} tokens: {same / sent:.1%} of {sent:,} bytes")
+    # a session that fits whole is whole; its first growth is all that is new
+    assert same / sent >= 0.70
