@@ -1,6 +1,6 @@
 """Measures `pycontext.estimate_tokens` against the tokenizer, script by script, and prints a markdown table.
 
-    python tests/bench/estimate_table.py --dsn DSN [--data DIR] [--encoding o200k_base] [--all]
+    python tests/bench/estimate_table.py [--dsn DSN] [--data DIR] [--encoding o200k_base] [--all]
 
 Real messages come from DIR (`../shared/data` beside the checkout), translations from this machine's own
 message catalogs, the rest is made here. The weights were fitted on texts whose sha256 starts with an even
@@ -27,6 +27,7 @@ from typing import Any
 
 import psycopg
 
+from pycontext.embedded import start as start_server
 from pycontext.tokens import count
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -399,7 +400,7 @@ def markdown(rows: Iterable[Row]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--dsn", required=True, help="a database with the schema installed")
+    parser.add_argument("--dsn", help="a database with the schema installed (default: the embedded server's)")
     parser.add_argument(
         "--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of real conversations"
     )
@@ -408,7 +409,7 @@ def main() -> int:
     args = parser.parse_args()
     samples = [*real(args.data), *stdlib_code(), *generated(), *translations(), *unpromised()]
     kept = [(name, text) for name, text in samples if args.all or is_held_out(text)]
-    with psycopg.connect(args.dsn, autocommit=True) as conn:
+    with psycopg.connect(args.dsn or start_server().dsn, autocommit=True) as conn:
         for line in markdown(measure(conn, kept, args.encoding)):
             print(line)
     return 0
