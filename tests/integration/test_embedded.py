@@ -228,7 +228,7 @@ def test_root_is_told_about_a_closed_folder_and_nothing_is_opened(folder: Path) 
 
 
 @needs_root
-def test_root_with_programs_in_a_closed_folder(folder: Path) -> None:
+def test_root_with_programs_in_a_closed_folder(folder: Path, data: Path) -> None:
     """A checkout under /root: the server's account can't reach .venv there, and /root stays closed."""
     closed = folder / "home"
     closed.mkdir(mode=0o700)
@@ -237,10 +237,10 @@ def test_root_with_programs_in_a_closed_folder(folder: Path) -> None:
         if (package.parent / name).exists():
             shutil.copytree(package.parent / name, closed / name, symlinks=True)
     for _ in range(2):
-        with Server(folder / "data", bin_path=closed / package.name / "pginstall18" / "bin") as server:
+        with Server(data, bin_path=closed / package.name / "pginstall18" / "bin") as server:
             psycopg.connect(server.dsn()).close()
     assert closed.stat().st_mode & 0o777 == 0o700
-    assert len(list((folder / "data").glob("programs-*"))) == 1
+    assert len(list(data.glob("programs-*"))) == 1
 
 
 @needs_root

@@ -150,7 +150,7 @@ def test_acts_are_security_definer_and_reads_invoker(db: Connection) -> None:
         for f in rows(db, FUNCTIONS)
         # registering a source is the administrator's: it takes the caller's rights, never the installer's
         if not private(f["name"])
-        and f["definer"] != (f["volatility"] == "v" and not f["name"] == "register_source")
+        and f["definer"] != (f["volatility"] == "v" and f["name"] != "register_source")
     ]
     assert not wrong, "definer where it reads, or invoker where it acts: " + ", ".join(wrong)
 
