@@ -23,7 +23,15 @@ from pycontext.operations import Encodings
 from pycontext.rows import Lease, Pass, Plan, as_row
 from pycontext.steps import Ask, Call, Pause, Row, Steps
 from pycontext.summarizer import Summarizer, SummarizerFailed, SummaryRequest, SummaryResult
-from pycontext.summary import Count, SourceMessage, Summary, merge, validate
+from pycontext.summary import (
+    Count,
+    SourceMessage,
+    Summary,
+    merge,
+    merge_segments,
+    validate,
+    without_memory,
+)
 
 logger = logging.getLogger("pycontext")
 
@@ -251,7 +259,12 @@ def _hold(job: Job, held: _Held, encodings: Encodings) -> Steps[Pass]:
     source: list[Row] = yield Call(
         "compaction_source", {"chat_id": job.chat_id, "after_message_id": plan.after_message_id}
     )
-    request = _request(source, plan, job.focus, held.lease)
+    segments: list[Row] = []
+    if source and source[0]["kind"] == "summary":
+        segments = yield Call(
+            "line_segments", {"chat_id": job.chat_id, "after_message_id": plan.after_message_id}
+        )
+    request = _request(source, segments, plan, job.focus, held.lease)
     if not request.messages:
         yield from _release(job, held)
         return _unchanged("skipped", plan, "nothing can be cut: there is no message in the range")
@@ -337,20 +350,20 @@ def _ask(summarizer: Summarizer, request: SummaryRequest, spent: _Spent) -> Step
         request = replace(request, complaint=refused)
 
 
-def _request(source: Sequence[Row], plan: Plan, focus: str | None, lease: Lease) -> SummaryRequest:
-    previous = None
-    told = []
-    for row in source:
-        if row["kind"] == "summary":
-            previous = Summary.from_json(row["summary"]) if row["summary"] else None
-        else:
-            told.append(_source_message(row))
+def _request(
+    source: Sequence[Row], segments: Sequence[Row], plan: Plan, focus: str | None, lease: Lease
+) -> SummaryRequest:
+    """What to tell. The summary so far is merged anew from the segments of its lines."""
+    count = partial(tokens.count, encoding=lease.encoding)
+    earlier = [Summary.from_json(row["summary"]) for row in segments if row["summary"]]
+    previous = merge_segments(earlier, None, count) if earlier else None
+    told = [_source_message(row) for row in source if row["kind"] != "summary"]
     return SummaryRequest(
         told,
         previous,
         plan.max_summary_tokens or 0,
         focus,
-        partial(tokens.count, encoding=lease.encoding),
+        count,
         lease.summarizer_window,
     )
 
@@ -361,7 +374,7 @@ def _source_message(row: Row) -> SourceMessage:
         message_id=row["message_id"],
         kind=row["kind"],
         role=row["role"],
-        text=mask(row["text"] or ""),
+        text=mask(row["text"] or "" if row["role"] == "user" else without_memory(row["text"] or "")),
         tool_calls=[_masked_call(call) for call in row["tool_calls"] or ()] or None,
         tool_call_id=row["tool_call_id"],
         name=row["name"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from pycontext.extractor import (
 )
 from pycontext.masking import mask
 from pycontext.steps import Call, Question, Row, Steps
-from pycontext.summary import Count, SourceMessage, plain
+from pycontext.summary import Count, SourceMessage, plain, without_memory
 
 __all__ = ["Flushed", "Learn", "flush", "from_environment", "hook", "without_memory"]
 
@@ -34,9 +33,6 @@ SECONDS = 60.0
 
 _ROWS_AT_ONCE = 500
 _MAX_LENGTH = 2000
-_BLOCK = re.compile(
-    r"<(memory-context|turn-context|chat-summary)\b[^<>]{0,200}>[\s\S]*?(?:</\s*\1\s*>|\Z)", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -114,11 +110,6 @@ def as_extractor(given: Extractor | Callable[[ExtractorRequest], Sequence[Fact]]
         return FunctionExtractor(given)
     kind = type(given).__name__
     raise TypeError(f"an extractor has a name and extract(request), or is a function, not {kind}")
-
-
-def without_memory(text: str) -> str:
-    """`text` less blocks of recalled memory, of context and of summaries: nobody said those."""
-    return _BLOCK.sub(" ", text) if "<" in text else text
 
 
 def flush(

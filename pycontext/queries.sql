@@ -172,3 +172,7 @@ select pycontext.fail_flush(chat_id => %(chat_id)s::text, reason => %(reason)s::
 -- name: lost_values
 select l.seq, l.message_id, l.role, l.kind, l.value
 from pycontext.lost_values(chat_id => %(chat_id)s::text, summary_id => %(summary_id)s::text) l;
+
+-- name: line_segments
+select s.seq, s.message_id, s.is_segment, s.summary
+from pycontext.line_segments(chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text) s;

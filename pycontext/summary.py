@@ -170,6 +170,16 @@ def tidy(text: str) -> str:
     return _CONTROL.sub("", _ANSI.sub("", clean_text(text)))
 
 
+_BLOCK = re.compile(
+    r"<(memory-context|turn-context|chat-summary)\b[^<>]{0,200}>[\s\S]*?(?:</\s*\1\s*>|\Z)", re.IGNORECASE
+)
+
+
+def without_memory(text: str) -> str:
+    """`text` less blocks of recalled memory, of context and of summaries: nobody said those."""
+    return _BLOCK.sub(" ", text) if "<" in text else text
+
+
 def one_line(text: str) -> str:
     """`tidy` text on one line, with single spaces."""
     return " ".join(tidy(text).split())
@@ -263,6 +273,37 @@ def merge(previous: Summary | None, segment: Summary, max_tokens: int, count: Co
         notes="\n".join(_join(before.notes.split("\n"), after.notes.split("\n"), key)),
     )
     return fit(merged, max_tokens, count)
+
+
+def merge_segments(segments: Sequence[Summary], max_tokens: int | None, count: Count) -> Summary:
+    """What `merge` makes of a chain of segments, oldest first, trimmed once, at the end.
+
+    So what an earlier merge had no room for is not lost to this one. max_tokens None trims nothing.
+    """
+    lists: dict[str, tuple[str, ...]] = dict.fromkeys(LISTS, ())
+    notes: list[str] = []
+    task: str | None = None
+    for segment in map(_safe, segments):
+        settled = [key(item) for item in segment.resolved]
+        if settled:
+            lists["pending"] = tuple(
+                item for item in lists["pending"] if not any(key(item) in done for done in settled)
+            )
+        for name in LISTS:
+            lists[name] += segment.items(name)
+        if segment.notes:
+            nested = [note for note in notes if note in segment.notes]
+            notes.append(_without(segment.notes, nested[-1]) if nested else segment.notes)
+        task = segment.active_task
+    merged = Summary(
+        **{
+            name: _join((), items, artifact_key if name == "artifacts" else key)
+            for name, items in lists.items()
+        },
+        active_task=task,
+        notes="\n".join(_join((), "\n".join(notes).split("\n"), key)),
+    )
+    return merged if max_tokens is None else fit(merged, max_tokens, count)
 
 
 def fit(summary: Summary, max_tokens: int, count: Count) -> Summary:
