@@ -11,6 +11,11 @@ def main() -> int:
         import rich
         import typer  # noqa: F401
     except ImportError as error:
+        if sys.argv[1:] == ["sql"]:  # the one command that needs nothing: for whoever installs by other means
+            from pycontext.install import build_sql
+
+            sys.stdout.write(build_sql())
+            return 0
         print(
             f"pycontext: the command line needs {error.name}: pip install 'pycontext-pg[cli]'",
             file=sys.stderr,
