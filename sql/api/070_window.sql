@@ -230,21 +230,21 @@ begin
     s.chat_head_base := c.head_base;
     s.reset_seq := c.reset_seq;
     if c.source is not null then
-        select r.seq into s.hi_seq
+        select max(r.seq) into s.hi_seq
         from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[4611686018427387904],
             null, 1, true, message_id => as_of) r;
-        if not found and as_of is null then
+        if s.hi_seq is null and as_of is null then
             perform pycontext._no_such_chat(chat_id);
-        elsif not found then
+        elsif s.hi_seq is null then
             perform pycontext._no_such_message(chat_id, as_of);
         end if;
         if as_of is not null then
             select coalesce(max(a.act_no), 0) into s.hi_act
             from pycontext.act a where a.chat_id = c.chat_id and a.at_seq < s.hi_seq;
         end if;
-        select r.seq into s.turn_seq
+        select max(r.seq) into s.turn_seq
         from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[s.hi_seq], null, 1, true,
-            users_only => true) r;
+            users_only => true) r where r.is_user;
     elsif as_of is not null then
         select t.seq, t.line_no, t.at_act, t.running_total, t.running_stub, t.read_budget, t.is_user, t.after_user into m
         from pycontext.message t where t.chat_id = c.chat_id and t.message_id = as_of;

@@ -100,15 +100,20 @@ declare
     v_head text;
     v_tail text;
     v_text text;
+    v_marks constant text := '[\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0dff'
+        '\u0e31-\u0e4e\u1ab0-\u1aff\u1dc0-\u1dff\u200d\u20d0-\u20ff\ufe00-\ufe0f\ufe20-\ufe2f\U0001f1e6-\U0001f1ff'
+        '\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*';
 begin
     if v_cost <= max_tokens then
         return body;
     end if;
     v_keep := floor(0.95 * v_length * greatest(max_tokens - 24, 0) / v_cost);
     while v_keep >= 24 loop
-        -- never part a base character from its marks, joiners and selectors
-        v_head := regexp_replace(left(body, v_keep * 3 / 5), '.[̀-ͯ‍︎️]*$', '');
-        v_tail := regexp_replace(right(body, v_keep - v_keep * 3 / 5), '^[̀-ͯ‍︎️\U0001F3FB-\U0001F3FF]+', '');
+        -- never part a character from its marks, joiners, selectors and tones
+        v_head := left(body, v_keep * 3 / 5);
+        v_head := left(v_head, -60) || regexp_replace(right(v_head, 60), '.' || v_marks || '(\u200d.' || v_marks || ')*$', '');
+        v_tail := regexp_replace(right(body, v_keep - v_keep * 3 / 5),
+            '^(\u200d.|.)' || v_marks || '(\u200d.' || v_marks || ')*', '');
         v_text := format(E'%s\n[… %s of %s characters left out, full text is #%s …]\n%s', v_head,
             v_length - length(v_head) - length(v_tail), v_length, seq, v_tail);
         if pycontext.estimate_tokens(v_text) <= max_tokens then
@@ -165,6 +170,7 @@ begin
         exception when invalid_text_representation then
             exit;
         end;
+        continue when v_text::jsonb = arguments::jsonb;
         if pycontext.estimate_tokens(v_text) <= max_tokens then
             return v_text;
         end if;
@@ -415,7 +421,7 @@ begin
         w := pycontext._line_row(w.ordinal + 1, s, v_line, v_line_tokens);
         return next w;
     end if;
-    if v_from < v_first and not (v_from = v_first - 1 and v_from = v_request.seq) then
+    if v_from < v_first and (v_from = v_first - 1 and v_from = v_request.seq) is not true then
         w := pycontext._marker_row(w.ordinal + 1, v_from,
             case when v_request.seq = v_first - 1 then v_first - 2 else v_first - 1 end, v_tokens, s.is_exact);
         return next w;

@@ -215,7 +215,9 @@ begin
         coalesce(r.unit_seq between f.head_from and f.head_to, false), coalesce(r.seq = f.request_seq, false), null::jsonb,
         s.edit_no
     from pycontext._thread_rows(chat_id, s.source, array[s.lo_seq + 1], array[v_to]) r
-    where r.seq <= v_to and (r.superseded_seq is null or r.superseded_seq > v_to)
+    where r.seq <= v_to and (r.superseded_seq is null or case when s.source is null
+        then not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, null, v_to)
+        else r.superseded_seq > v_to end)
     order by r.unit_seq, r.seq;
 end
 $$;
@@ -406,12 +408,12 @@ returns void
 language sql volatile
 as $$
     insert into pycontext.pass (chat_id, pass_no, tenant, act_no, at_seq, outcome, reason, trigger, from_seq, to_seq,
-        summary_id, token_budget, tokens_before, tokens_after, model, calls, prompt_tokens, completion_tokens, seconds, limits)
+        summary_id, token_budget, tokens_before, tokens_after, model, calls, prompt_tokens, completion_tokens, seconds, lost_values, limits)
     select c.chat_id, coalesce((select max(t.pass_no) from pycontext.pass t where t.chat_id = c.chat_id), 0) + 1, c.tenant,
         (select t.act_no from pycontext.chat t where t.chat_id = c.chat_id), at_seq, outcome, left(reason, 500),
         details ->> 'trigger', from_seq, to_seq, summary_id, token_budget, tokens_before, tokens_after,
         details ->> 'model', (details ->> 'calls')::integer, (details ->> 'prompt_tokens')::integer,
-        (details ->> 'completion_tokens')::integer, (details ->> 'seconds')::numeric,
+        (details ->> 'completion_tokens')::integer, (details ->> 'seconds')::numeric, (details ->> 'lost_values')::integer,
         (select to_jsonb(p) - 'profile' - 'tenant' from pycontext.profile p where p.profile = c.profile)
 $$;
 
@@ -508,7 +510,8 @@ begin
     select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;
     perform pycontext._log_pass(c, 'summarized', details ->> 'reason',
         case when l.seq is null then (summary #>> '{covers,from_seq}')::bigint else l.seq + 1 end, v_to, r.message_id, s.token_budget,
-        v_before, v_after, details, s.hi_seq);
+        v_before, v_after, coalesce(details, '{}') || jsonb_build_object('lost_values', (
+            select count(*) from pycontext.lost_values(put_summary.chat_id, r.message_id))), s.hi_seq);
     return r;
 end
 $$;
@@ -615,5 +618,5 @@ $$;
 create or replace view pycontext.compaction_history with (security_invoker = true) as
 select p.chat_id, p.pass_no, p.created_at, p.outcome, p.trigger, p.from_seq, p.to_seq, p.tokens_before, p.tokens_after,
     p.tokens_before - p.tokens_after as saved_tokens, p.token_budget, p.model, p.calls, p.prompt_tokens,
-    p.completion_tokens, p.seconds, p.summary_id, p.reason
+    p.completion_tokens, p.seconds, p.summary_id, p.reason, p.lost_values
 from pycontext.pass p;

@@ -231,6 +231,8 @@ comment on column pycontext.pass.calls is 'Requests sent to that model.';
 comment on column pycontext.pass.prompt_tokens is 'Tokens that the model read, as its provider reported them.';
 comment on column pycontext.pass.completion_tokens is 'Tokens that the model wrote, as its provider reported them.';
 comment on column pycontext.pass.seconds is 'How long the summarizer took.';
+comment on column pycontext.pass.lost_values is
+    'Exact values of the covered messages that neither the line nor a fact named when it was stored; null: no summary was.';
 comment on column pycontext.pass.limits is 'The profile''s limits as they were then.';
 comment on column pycontext.pass.created_at is 'Start of the transaction that logged it.';
 
@@ -417,6 +419,8 @@ comment on column pycontext.compaction_history.prompt_tokens is 'Tokens that the
 comment on column pycontext.compaction_history.completion_tokens is 'Tokens that the model wrote.';
 comment on column pycontext.compaction_history.seconds is 'How long the summarizer took.';
 comment on column pycontext.compaction_history.summary_id is 'message_id of the line it stored; null = none.';
+comment on column pycontext.compaction_history.lost_values is
+    'Exact values of the covered messages that neither the line nor a fact named when it was stored; null: no summary was.';
 comment on column pycontext.compaction_history.reason is 'Why.';
 
 -- Functions that only look.

@@ -206,6 +206,7 @@ create table pycontext.pass (
     prompt_tokens integer,
     completion_tokens integer,
     seconds numeric,
+    lost_values integer,
     limits jsonb,
     created_at timestamptz not null default now(),
     constraint pass_pk primary key (chat_id, pass_no),
