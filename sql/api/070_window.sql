@@ -103,6 +103,7 @@ as $$
 declare
     b record;
     v_to bigint := hi_seq;
+    v_rows bigint := 0;
     v_batch integer := 64;
 begin
     total := 0;
@@ -110,13 +111,15 @@ begin
     loop
         select min(r.seq) as seq, sum(r.tokens) as tokens, count(*) as rows,
             (array_agg(r.role order by r.seq))[1] as role into b
-        from pycontext._thread_rows(chat_id, source, array[lo_seq + 1], array[v_to], null, v_batch, true) r;
+        from pycontext._source_rows(chat_id, source, lo_seq + 1, v_to, v_batch, true, false, null, 1, true) r;
         exit when b.rows = 0;
         total := total + b.tokens;
+        v_rows := v_rows + b.rows;
         floor_seq := b.seq;
         exit when b.rows < v_batch or (total > need and b.role <> 'tool');
         v_to := b.seq - 1;
-        v_batch := least(v_batch * 2, 1024);
+        -- as many rows as the mean says, and a few
+        v_batch := least(greatest((need - total) * v_rows / greatest(total, 1), 0) * 9 / 8 + 16, 2048);
     end loop;
 end
 $$;
@@ -497,7 +500,7 @@ begin
 
     -- one grid for both kinds of border: thirds of the profile's budget, halved for a smaller model; a foreign row
     -- has no frozen total to stand on
-    v_grid := 1;
+    v_grid := greatest(s.token_budget / 32, 1);
     if s.source is null then
         v_grid := s.profile_budget;
         while v_grid > 1.25 * s.token_budget loop
@@ -586,9 +589,10 @@ begin
             s.marker_to := b.unit_seq - 1;
             s.marker_tokens := b.start_total - s.total_base;
             s.border_request := v_request.seq;
+            -- it is shown, right after the marker
+            s.marker_tokens := s.marker_tokens - coalesce(v_request.frozen_tokens, 0);
             if v_request.seq = s.marker_to then
-                s.marker_to := s.marker_to - 1;  -- it is shown, right after the marker
-                s.marker_tokens := s.marker_tokens - v_request.frozen_tokens;
+                s.marker_to := s.marker_to - 1;
             end if;
             s := pycontext._with_pins(s, v_pins, s.first_unit);
             if v_cost + coalesce(v_request.frozen_tokens, v_head_cut)

@@ -423,7 +423,8 @@ begin
     end if;
     if v_from < v_first and (v_from = v_first - 1 and v_from = v_request.seq) is not true then
         w := pycontext._marker_row(w.ordinal + 1, v_from,
-            case when v_request.seq = v_first - 1 then v_first - 2 else v_first - 1 end, v_tokens, s.is_exact);
+            case when v_request.seq = v_first - 1 then v_first - 2 else v_first - 1 end,
+            v_tokens - case when v_request.seq between v_from and v_first - 1 then v_request.tokens else 0 end, s.is_exact);
         return next w;
     end if;
     if v_request.unit_seq < v_first and not exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then

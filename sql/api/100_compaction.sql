@@ -130,14 +130,12 @@ begin
     -- M is the newest row before the border
     if b.unit_seq > coalesce(v_head_to, s.lo_seq) + 1 then
         -- ids of a product may commit out of order: its youngest rows wait
-        select q.* into v_last
-        from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[b.unit_seq - 1], null,
-            case when s.source is null then 1 else 256 end, true) q
-        where s.source is null or q.created_at <= statement_timestamp() - make_interval(secs => p.settle_seconds)
-            and not exists (
-                select from pycontext._thread_rows(s.chat_id, s.source, array[q.unit_seq], array[s.hi_seq], null, 64) x
-                where x.unit_seq = q.unit_seq and x.seq > q.seq)
-        order by q.seq desc limit 1;
+        if s.source is null then
+            select q.* into v_last
+            from pycontext._thread_rows(s.chat_id, null, array[s.lo_seq + 1], array[b.unit_seq - 1], null, 1, true) q;
+        else
+            v_last := pycontext._settled_row(s, b.unit_seq, p.settle_seconds);
+        end if;
     end if;
     r.tail_tokens := s.total_hi - b.start_total;
     if v_last.seq > s.lo_seq and v_last.seq > coalesce(v_head_to, s.lo_seq) then
@@ -483,7 +481,7 @@ begin
         and q.seq is distinct from f.request_seq), 0)
     into v_rows, v_covered
     from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) q;
-    if c.straddles @> v_to + 1 then
+    if c.straddles @> v_to + 1 or c.source is not null and pycontext._splits_unit(c.chat_id, c.source, v_to) then
         perform pycontext._raise('PCX07', 'the cut would split a call from its results',
             format('after message %L (#%s)', after_message_id, v_to), 'cut after a whole unit, as compaction_plan does');
     end if;
@@ -504,7 +502,8 @@ begin
     summary := summary || jsonb_build_object('covers', jsonb_build_object(
         'from_seq', case when l.origin = 'compaction' then l.covers_from else coalesce((
             select min(x.seq) from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) x), v_to) end,
-        'to_seq', v_to, 'rows', v_rows));
+        'to_seq', v_to, 'rows', v_rows) || case when c.source is null then '{}' else jsonb_build_object('digest',
+            pycontext._segment_digest(c.chat_id, c.source, s.lo_seq, v_to)) end);
     select q.window_tokens into v_before from pycontext.compaction_plan(chat_id, token_budget) q;
     r := pycontext._place_line(s, v_to, 'compaction', to_jsonb(v_text), summary, segment, f);
     select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;

@@ -55,6 +55,10 @@ begin
     select t.* into l from pycontext.lease t where t.chat_id = claim_compaction.chat_id;
     if l.holder is null or l.holder = claim_compaction.holder or l.expires_at <= v_now then
         c := pycontext._lock_chat(chat_id, false);
+        if c.source is not null then
+            -- rows under a line may have changed unannounced: what they made is dropped before it is built on
+            perform pycontext._drop_stale(c, (select min(t.seq) from pycontext._stale_lines(c.chat_id) t));
+        end if;
         v_now := clock_timestamp();
         insert into pycontext.lease as t (chat_id, tenant, holder, taken_at, expires_at)
         values (c.chat_id, c.tenant, claim_compaction.holder, v_now, v_now + make_interval(secs => seconds))

@@ -22,7 +22,9 @@ begin
     end if;
     select t.* into p from pycontext.profile t where t.profile = c.profile;
     v_encoding := coalesce(encoding, p.encoding);
-    if c.source is null and v_encoding = p.encoding then
+    if c.source is not null and v_encoding = p.encoding then
+        return query select u.* from pycontext._uncounted_source(c, v_encoding, p.image_tokens, max_rows) u;
+    elsif v_encoding = p.encoding then
         return query
         select r.seq, r.line_no, r.message_id, k.overhead, k.texts || k.reasoning, v_encoding
         from (
@@ -70,6 +72,7 @@ as $$
 declare
     c pycontext.chat;
     v_own text;
+    v_images integer;
     v_rows integer := 0;
     v_prompt integer := 0;
     t record;
@@ -86,7 +89,7 @@ begin
             'use o200k_base or cl100k_base');
     end if;
     c := pycontext._lock_chat(chat_id, false);
-    select p.encoding into v_own from pycontext.profile p where p.profile = c.profile;
+    select p.encoding, p.image_tokens into v_own, v_images from pycontext.profile p where p.profile = c.profile;
     if c.source is null and encoding = v_own then
         with new as (
             select (e.value ->> 'seq')::bigint as seq, coalesce((e.value ->> 'line_no')::smallint, 0) as line_no,
@@ -115,6 +118,9 @@ begin
             and q.act_no = (select max(z.act_no) from pycontext.prompt z where z.chat_id = c.chat_id);
         get diagnostics v_prompt = row_count;
         return v_rows + v_prompt;
+    end if;
+    if encoding = v_own then
+        return pycontext._cache_source_counts(c, encoding, v_images, counts);
     end if;
     insert into pycontext.token_count (chat_id, seq, line_no, encoding, tenant, tokens)
     select c.chat_id, (e.value ->> 'seq')::bigint, coalesce((e.value ->> 'line_no')::smallint, 0),

@@ -291,12 +291,6 @@ begin
     c := pycontext._log_act(c, 'rewound', true, jsonb_build_object('to_seq', v_to));
     update pycontext.message m set gone_act = c.act_no
     where m.chat_id = c.chat_id and m.seq > v_to and m.gone_act is null;
-    -- an interim result whose true result is set aside counts again
-    update pycontext.message m set superseded_seq = null
-    from (
-        select distinct g.unit_seq from pycontext.message g
-        where g.chat_id = c.chat_id and g.seq > v_to and g.gone_act = c.act_no and g.unit_seq <= v_to) u
-    where m.chat_id = c.chat_id and m.unit_seq = u.unit_seq and m.gone_act is null and m.superseded_seq > v_to;
     update pycontext.pin i set gone_act = c.act_no
     where i.chat_id = c.chat_id and i.seq > v_to and i.gone_act is null;
     perform pycontext._rewind_facts(c.chat_id, v_to);
@@ -436,8 +430,8 @@ begin
     p.settle_seconds := coalesce(settle_seconds, o.settle_seconds, 60);
     p.flush_mode := coalesce(flush_mode, o.flush_mode, 'required');
     -- a first turn that was not asked for may not fill a small window
-    p.head_tokens := coalesce(head_tokens, least(coalesce(o.head_tokens, 2000),
-        greatest(p.context_window::numeric * 5 / 8 / greatest(p.token_scale, 0.5) / 8, 0)::integer));
+    p.head_tokens := coalesce(head_tokens, least(coalesce(o.head_tokens, 2000), greatest(p.context_window::numeric * 5 / 8
+        / case when p.token_scale between 0.5 and 4 then p.token_scale else 1 end / 8, 0)::integer));
     if coalesce(response_reserve, 0) + coalesce(memory_tokens, 0) >= p.context_window then
         v_faults := format('response_reserve %s and memory_tokens %s leave nothing of a context_window of %s',
             p.response_reserve, p.memory_tokens, p.context_window);
@@ -943,10 +937,10 @@ comment on function pycontext.redact_message(text, text) is
     'merged text, fact, stub, count and digest that drew on it, in one transaction. The row stays, marked; replays show it '
     'erased. Dead tuples and backups hold the old bytes until vacuum and rotation.';
 
--- After rows came to take less: every total that includes them, on rows, lines, borders. gone: the act that set the
--- row aside, for what was written after that act does not include it.
+-- After rows came to take less: every total that includes them, on rows, lines, borders. gone_acts: the acts that set
+-- them aside, for what was written after does not include them.
 create or replace function pycontext._shift_totals(
-    chat_id text, seqs bigint[], gone bigint[], frozen integer[], stub integer[])
+    chat_id text, seqs bigint[], gone_acts bigint[], frozen_by integer[], stub_by integer[])
 returns void
 language plpgsql volatile
 set search_path = ''
@@ -957,15 +951,15 @@ begin
     from (
         select x.seq, x.line_no, sum(s.frozen) as frozen, sum(s.stub) as stub
         from pycontext.message x
-        join unnest(seqs, gone, frozen, stub) s (seq, gone, frozen, stub)
+        join unnest(seqs, gone_acts, frozen_by, stub_by) s (seq, gone, frozen, stub)
             on s.seq <= x.seq and (s.gone is null or x.at_act < s.gone)
         where x.chat_id = _shift_totals.chat_id and x.seq >= seqs[1]
         group by x.seq, x.line_no
         having sum(s.frozen) <> 0 or sum(s.stub) <> 0) d
     where m.chat_id = _shift_totals.chat_id and m.seq = d.seq and m.line_no = d.line_no;
     update pycontext.message m
-    set head_frozen = m.head_frozen + case when seqs[1] between m.head_from and m.head_to then frozen[1] else 0 end,
-        request_frozen = m.request_frozen + case when m.request_seq = seqs[1] and m.request_frozen > 0 then frozen[1] else 0 end
+    set head_frozen = m.head_frozen + case when seqs[1] between m.head_from and m.head_to then frozen_by[1] else 0 end,
+        request_frozen = m.request_frozen + case when m.request_seq = seqs[1] and m.request_frozen > 0 then frozen_by[1] else 0 end
     where m.chat_id = _shift_totals.chat_id and m.line_no > 0
         and (seqs[1] between m.head_from and m.head_to or m.request_seq = seqs[1]);
     update pycontext.act a
@@ -974,7 +968,7 @@ begin
     from (
         select x.act_no, sum(s.frozen) as frozen, sum(s.stub) as stub
         from pycontext.act x
-        join unnest(seqs, gone, frozen, stub) s (seq, gone, frozen, stub)
+        join unnest(seqs, gone_acts, frozen_by, stub_by) s (seq, gone, frozen, stub)
             on s.seq < (x.details ->> 'prune_unit')::bigint and (s.gone is null or x.act_no < s.gone)
         where x.chat_id = _shift_totals.chat_id and x.act = 'pruned'
         group by x.act_no) d
@@ -983,7 +977,7 @@ begin
     set prune_total = t.prune_total + d.frozen, prune_stub = t.prune_stub + d.stub
     from (
         select sum(s.frozen) as frozen, sum(s.stub) as stub
-        from unnest(seqs, gone, frozen, stub) s (seq, gone, frozen, stub)
+        from unnest(seqs, gone_acts, frozen_by, stub_by) s (seq, gone, frozen, stub)
         join pycontext.chat x on x.chat_id = _shift_totals.chat_id and s.seq < x.prune_unit
         where s.gone is null) d
     where t.chat_id = _shift_totals.chat_id and d.frozen is not null;

@@ -1,0 +1,357 @@
+comment on column pycontext.source.chat_type is 'Type that a chat id is cast to before the relation is asked for it.';
+comment on column pycontext.source.message_type is 'Type that a message id is cast to.';
+comment on column pycontext.source.order_type is 'Type of its column order_at, where seq is made of a time; else null.';
+comment on column pycontext.source.has_columns is 'Which of tool_calls, tool_call_id, name and metadata the relation has.';
+comment on column pycontext.token_count.body_hash is
+    'Adopted chats: hash of the row as it was counted; where it reads otherwise now, the count is not used.';
+comment on column pycontext.token_count.reasoning_tokens is 'Adopted chats: tokens of its reasoning parts, estimated.';
+comment on column pycontext.token_count.images is 'Adopted chats: how many images it has.';
+comment on column pycontext.token_count.has_fence is 'Adopted chats: whether its text has one of our fence tags in it.';
+comment on column pycontext.token_count.is_plain is 'Adopted chats: whether it is sent as it stands.';
+
+-- The types and optional columns of a source's relation, from the catalog. A domain is its base type; `character` is
+-- named so that a cast does not cut.
+create or replace function pycontext._with_columns(f pycontext.source)
+returns pycontext.source
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    a record;
+begin
+    f.has_columns := '{}';
+    for a in
+        select x.attname, case when t.typname = 'bpchar' then 'pg_catalog.bpchar' else x.atttypid::regtype::text end as type
+        from pg_catalog.pg_attribute x
+        join pg_catalog.pg_type t on t.oid = x.atttypid
+        where x.attrelid = f.relation::regclass and x.attnum > 0 and not x.attisdropped
+    loop
+        case a.attname
+            when 'chat_id' then f.chat_type := a.type;
+            when 'message_id' then f.message_type := a.type;
+            when 'order_at' then f.order_type := a.type;
+            when 'tool_calls', 'tool_call_id', 'name', 'metadata' then f.has_columns := f.has_columns || a.attname::text;
+            else null;
+        end case;
+    end loop;
+    return f;
+end
+$$;
+
+comment on function pycontext._with_columns(pycontext.source) is
+    'Private. A source with the types and optional columns of its relation.';
+
+-- Notes them with a source, so that a read need not look.
+create or replace function pycontext._learn_source(name text)
+returns void
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    f pycontext.source;
+begin
+    select w.* into f
+    from pycontext.source s cross join lateral pycontext._with_columns(s) w
+    where s.source = name;
+    update pycontext.source s
+    set chat_type = f.chat_type, message_type = f.message_type, order_type = f.order_type, has_columns = f.has_columns
+    where s.source = name;
+end
+$$;
+
+comment on function pycontext._learn_source(text) is
+    'Private. Keeps the types and optional columns of a source''s relation with its registration.';
+
+-- Place, count and digest of the rows after after_seq up to to_seq: what a line is compared with later.
+create or replace function pycontext._segment_digest(chat_id text, source text, after_seq bigint, to_seq bigint)
+returns text
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    f pycontext.source;
+    v_rows pycontext._source_row[];
+begin
+    select s.* into f from pycontext.source s where s.source = _segment_digest.source;
+    if f.chat_type is null then
+        f := pycontext._with_columns(f);
+    end if;
+    execute pycontext._source_query(f, false, false, false, false, false)
+    into v_rows
+    using chat_id, after_seq + 1, to_seq, null::integer, null::text, pycontext._time_at(after_seq + 1), pycontext._time_at(to_seq);
+    return (
+        select format('%s:%s:%s', after_seq, count(*), left(encode(sha256(convert_to(coalesce(string_agg(
+            format('%s %s', r.seq, r.body_hash), ',' order by r.seq), ''), 'UTF8')), 'hex'), 24))
+        from unnest(v_rows) r);
+end
+$$;
+
+comment on function pycontext._segment_digest(text, text, bigint, bigint) is
+    'Private. Place, count and digest of the original rows of a segment.';
+
+-- The live compaction lines of an adopted chat whose segment no longer reads as it did: rows came, went or changed.
+create or replace function pycontext._stale_lines(chat_id text)
+returns table (seq bigint, line_no smallint, message_id text)
+language sql stable
+as $$
+    select m.seq, m.line_no, m.message_id
+    from pycontext.message m
+    join pycontext.chat c on c.chat_id = m.chat_id
+    cross join lateral (select m.summary #>> '{covers,digest}' as digest) d
+    where m.chat_id = _stale_lines.chat_id and m.line_no > 0 and m.gone_act is null and m.origin = 'compaction'
+        and c.source is not null and d.digest is distinct from
+            pycontext._segment_digest(m.chat_id, c.source, split_part(d.digest, ':', 1)::bigint, m.seq)
+        and d.digest is not null
+$$;
+
+comment on function pycontext._stale_lines(text) is
+    'Private. Lines of an adopted chat whose original rows have changed since.';
+
+-- Marks gone what is stale and every compaction line after it, which was merged from it. Returns how many went.
+create or replace function pycontext._drop_stale(c pycontext.chat, from_seq bigint)
+returns integer
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    v_count integer;
+begin
+    if from_seq is null or not exists (
+        select from pycontext.message m
+        where m.chat_id = c.chat_id and m.line_no > 0 and m.origin = 'compaction' and m.gone_act is null and m.seq >= from_seq) then
+        return 0;
+    end if;
+    c := pycontext._log_act(c, 'stale', true, jsonb_build_object('from_seq', from_seq));
+    update pycontext.message m set gone_act = c.act_no
+    where m.chat_id = c.chat_id and m.line_no > 0 and m.origin = 'compaction' and m.gone_act is null and m.seq >= from_seq;
+    get diagnostics v_count = row_count;
+    perform pycontext._refresh_chat(c.chat_id);
+    return v_count;
+end
+$$;
+
+comment on function pycontext._drop_stale(pycontext.chat, bigint) is
+    'Private. Marks the compaction lines at or after a place gone, as a logged act.';
+
+-- A row of an adopted chat was changed or deleted: what was made of it is dropped. message_id null looks for what is
+-- stale by itself. Returns how many lines were set aside. PCX01, PCX09 for a native chat.
+create or replace function pycontext.source_changed(chat_id text, message_id text default null)
+returns integer
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    c pycontext.chat := pycontext._lock_chat(chat_id, false);
+    v_seq bigint;
+    v_stale bigint;
+    v_count integer;
+begin
+    if c.source is null then
+        perform pycontext._raise('PCX02', 'this chat lives in pycontext''s own table', format('chat_id is %L', chat_id),
+            'its rows are changed by redact_message and rewind_chat only');
+    end if;
+    if message_id is not null then
+        select r.seq into v_seq
+        from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[4611686018427387904], null,
+            1, true, message_id => source_changed.message_id) r;
+    end if;
+    if v_seq is null then
+        -- deleted, or not named: wherever the rows under a line are not those it was made from
+        select min(t.seq) into v_stale from pycontext._stale_lines(c.chat_id) t;
+    else
+        delete from pycontext.token_count t where t.chat_id = c.chat_id and t.seq = v_seq and t.line_no = 0;
+        perform pycontext._erase_facts(c.chat_id, v_seq);
+        v_stale := v_seq;
+    end if;
+    v_count := pycontext._drop_stale(c, v_stale);
+    if v_count = 0 and message_id is not null then
+        -- no line covers it, but a summary may be in the making, or an earlier window have shown it
+        perform pycontext._log_act(c, 'stale', true, jsonb_build_object('message_id', message_id));
+    end if;
+    return v_count;
+end
+$$;
+
+comment on function pycontext.source_changed(text, text) is
+    'Tells that a message of an adopted chat was changed or deleted in the product''s table: its count, the facts and the '
+    'lines made of it are dropped, and a summary in the making is refused. message_id null: looks for lines whose rows '
+    'changed unannounced. Returns how many lines were set aside; the next compaction makes them anew. Errors: PCX01, '
+    'PCX02 the chat is not adopted.';
+
+-- Takes a source back with everything derived from it. The product's table is not touched. Returns how many chats went.
+create or replace function pycontext.forget_source(name text)
+returns integer
+language plpgsql volatile security definer
+set search_path = ''
+as $$
+declare
+    v_chats text[];
+begin
+    perform s.source from pycontext.source s where s.source = name for update;
+    if not found then
+        perform pycontext._raise('PCX12', 'no such source', format('source is %L', name),
+            'see: select source, relation from pycontext.source');
+    end if;
+    select array_agg(c.chat_id order by c.chat_id) into v_chats from pycontext.chat c where c.source = name;
+    perform c.chat_id from pycontext.chat c where c.chat_id = any(v_chats) order by c.chat_id for update;
+    perform pycontext._erase(v_chats);
+    delete from pycontext.source s where s.source = name;
+    return coalesce(cardinality(v_chats), 0);
+end
+$$;
+
+comment on function pycontext.forget_source(text) is
+    'Takes a source back: every line, count, pass, pin and fact of its chats is deleted, and its registration; the '
+    'product''s own table stays as it is. Returns how many chats had something derived. Error: PCX12 no such source.';
+
+-- The newest row before a border that a line may stand after: nothing at or before it is younger than settle_seconds
+-- (ids may commit out of order), and no unit lies on both sides.
+create or replace function pycontext._settled_row(s pycontext._window_state, border_seq bigint, settle_seconds integer)
+returns pycontext._thread_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_from bigint;
+    v_seq bigint;
+    r pycontext._thread_row;
+begin
+    select min(q.seq) into v_from
+    from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[border_seq - 1], null, 256, true) q;
+    if v_from is null then
+        return null;
+    end if;
+    select max(p.seq) into v_seq
+    from (
+        select q.seq, bool_or(q.created_at > statement_timestamp() - make_interval(secs => settle_seconds)) over w as is_young,
+            max(q.last_seq) over w as last_seq
+        from (
+            select t.seq, t.created_at, max(t.seq) over (partition by t.unit_seq) as last_seq
+            from pycontext._source_rows(s.chat_id, s.source, v_from, s.hi_seq, null, true, false, null, 1, true) t) q
+        window w as (order by q.seq)) p
+    where p.seq < border_seq and not p.is_young and p.last_seq = p.seq;
+    if v_seq is not null then
+        r := pycontext._row_at(s, v_seq);
+    end if;
+    return r;
+end
+$$;
+
+comment on function pycontext._settled_row(pycontext._window_state, bigint, integer) is
+    'Private. The row of an adopted chat that a line before a border stands after.';
+
+-- Whether a unit of an adopted chat has rows on both sides of a place.
+create or replace function pycontext._splits_unit(chat_id text, source text, place bigint)
+returns boolean
+language sql stable
+as $$
+    select exists (
+        select from pycontext._source_rows(chat_id, source, (
+                select min(b.seq) - 1
+                from pycontext._source_rows(chat_id, source, pycontext._origin(source), place, 256, true, false, null, 1, true) b),
+            place, null, false, false, null, 1, true) r
+        where r.seq > place)
+$$;
+
+comment on function pycontext._splits_unit(text, text, bigint) is
+    'Private. Whether a line after a place would split a unit of an adopted chat.';
+
+-- Rows of an adopted chat that no tokenizer has counted as they read now, with its lines and its system prompt.
+create or replace function pycontext._uncounted_source(c pycontext.chat, encoding text, image_tokens integer, max_rows integer)
+returns setof pycontext.uncounted_row
+language sql stable
+as $$
+    select r.seq, r.line_no, r.message_id, k.overhead, k.texts || k.reasoning, _uncounted_source.encoding
+    from pycontext._source_rows(c.chat_id, c.source, pycontext._origin(c.source), 4611686018427387904, max_rows, true, false,
+        null, 1) r
+    cross join lateral pycontext._count_pieces(
+        case when r.is_plain then r.content
+            else pycontext._rendered(r.content, r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id,
+                r.calls > 0) end,
+        r.tool_calls, case when r.role = 'tool' and r.unit_seq = r.seq then 'user' else r.role end, r.name, image_tokens) k
+    where r.encoding is distinct from _uncounted_source.encoding
+    union all
+    select m.seq, m.line_no, m.message_id, 4,
+        array[pycontext._line_text(m.origin, m.covers_from, m.seq, m.content #>> '{}')], _uncounted_source.encoding
+    from pycontext.message m
+    where m.chat_id = c.chat_id and m.encoding is null and m.line_no > 0 and m.gone_act is null
+    union all
+    select 0, 0::smallint, null, 4, array[t.content], _uncounted_source.encoding
+    from pycontext.prompt t
+    where t.chat_id = c.chat_id and t.encoding is null
+        and t.act_no = (select max(q.act_no) from pycontext.prompt q where q.chat_id = c.chat_id)
+$$;
+
+comment on function pycontext._uncounted_source(pycontext.chat, text, integer, integer) is
+    'Private. What uncounted_messages returns for an adopted chat in its own encoding.';
+
+-- Keeps counts of an adopted chat, rows with what else a read needs to know of them; those that are not there any more
+-- are passed over. Returns how many were new.
+create or replace function pycontext._cache_source_counts(c pycontext.chat, encoding text, image_tokens integer, counts jsonb)
+returns integer
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    f pycontext.source;
+    v_rows pycontext._source_row[];
+    v_seqs bigint[] := array(select (e.value ->> 'seq')::bigint from jsonb_array_elements(counts) e
+        where coalesce((e.value ->> 'line_no')::integer, 0) = 0);
+    v_from bigint;
+    v_to bigint;
+    v_count integer := 0;
+    v_more integer;
+begin
+    select s.* into f from pycontext.source s where s.source = c.source;
+    if f.chat_type is null then
+        f := pycontext._with_columns(f);
+    end if;
+    select min(q), max(q) into v_from, v_to from unnest(v_seqs) q
+    where q <> 0 or not exists (select from pycontext.prompt t where t.chat_id = c.chat_id);
+    if v_from is not null then
+        execute pycontext._source_query(f, false, false, false, false, false)
+        into v_rows
+        using c.chat_id, v_from, v_to, null::integer, null::text, pycontext._time_at(v_from), pycontext._time_at(v_to);
+        insert into pycontext.token_count as t (chat_id, seq, line_no, encoding, tenant, tokens, body_hash, reasoning_tokens,
+            images, has_fence, is_plain)
+        select c.chat_id, r.seq, 0, _cache_source_counts.encoding, c.tenant, n.tokens, r.body_hash + o.is_orphan::integer,
+            k.reasoning_tokens, k.images, k.has_fence, k.is_plain
+        from unnest(v_rows) r
+        join (
+            select (e.value ->> 'seq')::bigint as seq, max((e.value ->> 'tokens')::integer) as tokens
+            from jsonb_array_elements(counts) e
+            where coalesce((e.value ->> 'line_no')::integer, 0) = 0
+            group by 1) n on n.seq = r.seq
+        cross join lateral (select r.role = 'tool' and not exists (
+            select from pycontext._source_rows(c.chat_id, c.source, r.seq, r.seq, null, false, false, null, 1, true) x
+            where x.unit_seq < x.seq) as is_orphan) o
+        cross join lateral pycontext._row_facts(r.content, case when r.role = 'assistant'
+            and jsonb_typeof(r.tool_calls) = 'array' and r.tool_calls <> '[]' then r.tool_calls end, r.role, r.name,
+            r.tool_call_id, o.is_orphan, _cache_source_counts.image_tokens) k
+        order by r.seq
+        on conflict on constraint token_count_pk do update
+        set tokens = excluded.tokens, body_hash = excluded.body_hash, reasoning_tokens = excluded.reasoning_tokens,
+            images = excluded.images, has_fence = excluded.has_fence, is_plain = excluded.is_plain
+        where t.body_hash is distinct from excluded.body_hash;
+        get diagnostics v_count = row_count;
+    end if;
+    update pycontext.message m
+    set tokens = (e.value ->> 'tokens')::integer, encoding = _cache_source_counts.encoding
+    from jsonb_array_elements(counts) e
+    where m.chat_id = c.chat_id and m.seq = (e.value ->> 'seq')::bigint and m.line_no > 0
+        and m.line_no = (e.value ->> 'line_no')::smallint and m.encoding is null;
+    get diagnostics v_more = row_count;
+    v_count := v_count + v_more;
+    update pycontext.prompt q
+    set tokens = (e.value ->> 'tokens')::integer, encoding = _cache_source_counts.encoding
+    from jsonb_array_elements(counts) e
+    where q.chat_id = c.chat_id and q.encoding is null and (e.value ->> 'seq')::bigint = 0
+        and coalesce((e.value ->> 'line_no')::integer, 0) = 0
+        and q.act_no = (select max(z.act_no) from pycontext.prompt z where z.chat_id = c.chat_id);
+    get diagnostics v_more = row_count;
+    return v_count + v_more;
+end
+$$;
+
+comment on function pycontext._cache_source_counts(pycontext.chat, text, integer, jsonb) is
+    'Private. What cache_token_counts does for an adopted chat in its own encoding.';
