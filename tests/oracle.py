@@ -218,16 +218,20 @@ class Thread:
     ) -> list[Shown]:
         out: list[Shown] = []
         answers = {(unit[r.seq], r.tool_call_id) for r in rows if r.role == "tool" and unit[r.seq] != r.seq}
-        for row in sorted(rows, key=lambda r: (unit[r.seq], r.seq)):
-            if row.seq in gone:
-                continue
-            is_note = row.role == "tool" and unit[row.seq] == row.seq
-            out.append(Shown(section, "user" if is_note else row.role, row.seq, row))
-            out += [
-                Shown(section, "tool", None, row, call["id"])
-                for call in row.tool_calls or []
-                if (row.seq, call["id"]) not in answers
-            ]
+        waiting: list[Shown] = []  # stand-ins follow the results that are there
+        ordered = sorted(rows, key=lambda r: (unit[r.seq], r.seq))
+        for n, row in enumerate(ordered):
+            if row.seq not in gone:
+                is_note = row.role == "tool" and unit[row.seq] == row.seq
+                out.append(Shown(section, "user" if is_note else row.role, row.seq, row))
+                waiting += [
+                    Shown(section, "tool", None, row, call["id"])
+                    for call in row.tool_calls or []
+                    if (row.seq, call["id"]) not in answers
+                ]
+            if n + 1 == len(ordered) or unit[ordered[n + 1].seq] != unit[row.seq]:
+                out += waiting
+                waiting = []
         return out
 
     def must_be_full(self, budget: int) -> bool:
@@ -373,7 +377,13 @@ class Thread:
             if above and row.seq not in {s.seq for s in self.full()} and (lines or not markers):
                 continue
             named = any(low <= row.seq <= high for low, high, _ in ranges)
-            _hold(named or (not markers and budget - total < 80), "6 nothing is lost without a mark", row, ranges, seqs)
+            _hold(
+                named or (not markers and budget - total < 80),
+                "6 nothing is lost without a mark",
+                row,
+                ranges,
+                seqs,
+            )
             hidden.append(row.seq)
         for low, high, tokens in ranges:
             inside = [r for r in self.rows if low <= r.seq <= high and r.seq not in gone]

@@ -1,0 +1,493 @@
+"""What people met in other systems, as small chats: calls and results, counts, roles, stable prefixes.
+
+Each on a chat of our own and on one adopted through a source view.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import validators
+from histories import KINDS, PIXEL, Compact, Count, Machine, prepare_adopted
+from psycopg.conninfo import make_conninfo
+
+from pycontext.tokens import count
+
+Connection = psycopg.Connection[Any]
+Begin = Callable[..., Machine]
+Message = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def sessions(server18: Any, template18: Any) -> Iterator[tuple[Connection, Connection]]:
+    """A database for this file, a session that writes and one that may not: every test has chats of its own."""
+    with psycopg.connect(server18.dsn(), autocommit=True) as admin:
+        admin.execute(f"create database window_tests template {template18.template_dbname}")
+        info = make_conninfo(server18.dsn("window_tests"), options="-c search_path=public,pycontext")
+        only = make_conninfo(info, options="-c default_transaction_read_only=on -c search_path=pycontext")
+        with (
+            psycopg.connect(info, autocommit=True) as writer,
+            psycopg.connect(only, autocommit=True) as reader,
+        ):
+            prepare_adopted(writer)
+            yield writer, reader
+        admin.execute("drop database window_tests with (force)")
+
+
+_chats = itertools.count(1)
+
+
+@pytest.fixture(params=KINDS)
+def begin(request: pytest.FixtureRequest, sessions: tuple[Connection, Connection]) -> Begin:
+    """Begins a chat of each kind with these messages."""
+    writer, reader = sessions
+
+    def create(*messages: Message, prompt: str | None = None, profile: str = "default") -> Machine:
+        machine = Machine(writer, reader, str(next(_chats)), request.param, profile, prompt)
+        machine.create()
+        if messages:
+            machine.append(*messages)
+        return machine
+
+    return create
+
+
+def user(text: Any, **more: Any) -> Message:
+    return {"role": "user", "content": text, **more}
+
+
+def says(text: Any) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def calls(*ids: str, arguments: str = '{"q": 1}', **more: Any) -> Message:
+    made = [{"id": i, "type": "function", "function": {"name": "look", "arguments": arguments}} for i in ids]
+    return {"role": "assistant", "content": None, "tool_calls": made, **more}
+
+
+def result(call: str, text: Any = "done", **more: Any) -> Message:
+    return {"role": "tool", "tool_call_id": call, "content": text, **more}
+
+
+def held(machine: Machine, budget: int = 100000) -> list[Message]:
+    """The request, once every promise and every validator has been asked."""
+    machine.refresh()
+    window = machine.window(budget)
+    machine.thread.check(window, budget)
+    if machine.thread.must_be_full(budget):
+        machine.thread.check_full(window)
+    messages: list[Message] = machine.messages("openai_messages", budget)
+    validators.openai_chat(messages)
+    validators.anthropic(machine.messages("anthropic_messages", budget))
+    return messages
+
+
+def shape(messages: list[Message]) -> list[tuple[Any, ...]]:
+    return [
+        (m["role"], m["tool_call_id"], m["content"]) if m["role"] == "tool" else (m["role"], m["content"])
+        for m in messages
+    ]
+
+
+# --- tool-call structure ---
+
+
+def test_a_call_whose_result_never_came_is_closed_and_the_true_result_takes_the_place(begin: Begin) -> None:
+    chat = begin(user("u1"), calls("A", "B"), result("A", "a"), user("hello?"))
+    messages = held(chat)
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "user"]
+    (stand_in,) = [m for m in messages if m.get("tool_call_id") == "B"]
+    assert stand_in["content"] == "no result yet"
+    before = chat.state()["act_no"] if chat.kind == "native" else None
+    chat.append(result("B", "b at last"))
+    messages = held(chat)
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "user"]
+    (late,) = [m for m in messages if m.get("tool_call_id") == "B"]
+    assert late["content"] == "b at last"
+    if before is not None:
+        assert chat.state()["act_no"] > before, "earlier bytes changed: that is an act"
+
+
+def test_stored_rows_are_not_touched_by_stand_ins(begin: Begin) -> None:
+    chat = begin(user("u1"), calls("A"), user("hello?"))
+    held(chat)
+    assert [r["role"] for r in chat.rows("select role from pycontext.thread(%s)", chat.chat_id)] == [
+        "user",
+        "assistant",
+        "user",
+    ]
+
+
+@pytest.mark.parametrize("order", ["AB", "BA"])
+@pytest.mark.parametrize("budget", [300, 600, 1200, 2500, 10000])
+def test_parallel_results_are_never_parted(begin: Begin, order: str, budget: int) -> None:
+    texts = {"A": "long line of output " * 250, "B": "short " * 40}
+    chat = begin(user("u1"), calls("A", "B"), *[result(i, texts[i]) for i in order], says("done"), user("u2"))
+    messages = held(chat, budget)
+    ids = [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+    assert sorted(ids) in ([], ["A", "B"])
+
+
+def test_ids_that_a_server_uses_again_are_matched_in_their_unit(begin: Begin) -> None:
+    chat = begin(
+        user("u1"), calls("call_0"), result("call_0", "first"),
+        user("u2"), calls("call_0"), result("call_0", "second"),
+        user("u3"), calls("call_0"), user("u4"),
+    )  # fmt: skip
+    results = [m["content"] for m in held(chat) if m["role"] == "tool"]
+    assert results == ["first", "second", "no result yet"]
+
+
+def test_an_id_used_again_while_its_first_call_still_waits(begin: Begin) -> None:
+    chat = begin(
+        user("u1"), calls("call_0"), user("u2"), calls("call_0"), result("call_0", "second"), user("u3")
+    )
+    assert [m["content"] for m in held(chat) if m["role"] == "tool"] == ["no result yet", "second"]
+
+
+@pytest.mark.parametrize("where", ["first", "after the user", "after a closed unit", "twice"])
+def test_a_result_without_its_call_is_a_note(begin: Begin, where: str) -> None:
+    rows = {
+        "first": [result("X", "stray"), user("u1")],
+        "after the user": [user("u1"), result("X", "stray")],
+        "after a closed unit": [
+            user("u1"),
+            calls("A"),
+            result("A"),
+            says("ok"),
+            result("X", "stray"),
+            user("u2"),
+        ],
+        "twice": [user("u1"), calls("A"), result("A", "once"), result("X", "stray"), user("u2")],
+    }[where]
+    messages = held(begin(*rows))
+    (note,) = [m for m in messages if "stray" in str(m["content"])]
+    assert note["role"] == "user"
+    assert "tool_call_id" not in note
+
+
+def test_a_user_message_while_calls_are_open_comes_after_their_results(begin: Begin) -> None:
+    chat = begin(
+        user("u1"), calls("A", "B"), result("A", "a"), user("are you there?"), result("B", "b"), says("yes")
+    )
+    assert shape(held(chat)) == [
+        ("user", "u1"),
+        ("assistant", None),
+        ("tool", "A", "a"),
+        ("tool", "B", "b"),
+        ("user", "are you there?"),
+        ("assistant", "yes"),
+        ("user", "(continue)"),
+    ]
+
+
+def test_an_interim_result_gives_way_to_the_real_one(begin: Begin) -> None:
+    waiting = {"pending": True}
+    chat = begin(
+        user("pay"), calls("P", metadata=waiting), result("P", "asked Ann", metadata=waiting), user("well?")
+    )
+    assert ("tool", "P", "asked Ann") in shape(held(chat))
+    chat.append(result("P", "approved"))
+    results = [m["content"] for m in held(chat) if m["role"] == "tool"]
+    assert results == ["approved"]
+
+
+def test_a_pending_call_is_not_summarized_away_and_is_answered_in_its_place(begin: Begin) -> None:
+    waiting = {"pending": True}
+    chat = begin(user("first"), says("hello " * 300), profile="small-8k")
+    chat.append(
+        user("pay"), calls("P", metadata=waiting), result("P", '{"status": "pending"}', metadata=waiting)
+    )
+    for number in range(10):
+        chat.append(user(f"chat {number} " * 60), says(f"reply {number} " * 60))
+    chat.play(Compact(3000))
+    chat.append(result("P", "approved"))
+    messages = held(chat)
+    place = next(n for n, m in enumerate(messages) if m.get("tool_calls"))
+    assert messages[place + 1] == {"role": "tool", "tool_call_id": "P", "content": "approved"}
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", [{"type": "text", "text": ""}], []])
+@pytest.mark.parametrize("role", ["user", "assistant", "tool", "system"])
+def test_no_empty_content_is_sent(begin: Begin, role: str, content: Any) -> None:
+    row: Message = {"role": role, "content": content}
+    if role == "tool":
+        row["tool_call_id"] = "A"
+    chat = begin(user("u1"), calls("A"), row, user("u2"))
+    assert "(empty)" in [m["content"] for m in held(chat)]
+
+
+def test_a_call_without_words_keeps_null(begin: Begin) -> None:
+    assert ("assistant", None) in shape(held(begin(user("u1"), calls("A"), result("A"))))
+
+
+# --- token counting ---
+
+
+def test_arguments_of_calls_are_counted(begin: Begin) -> None:
+    arguments = json.dumps({"path": "a.py", "content": "value = compute(17)\n" * 2000})
+    chat = begin(user("write it"), calls("A", arguments=arguments), result("A"))
+    chat.play(Count(1000))
+    window = {w["seq"]: w["tokens"] for w in chat.window(200000)}
+    (tokens,) = [window[r.seq] for r in chat.thread.rows if r.tool_calls]
+    assert tokens == 4 + 12 + count("look") + count(arguments)
+    assert tokens > 8000
+
+
+def test_system_prompt_and_tools_take_their_share(begin: Begin) -> None:
+    chat = begin(prompt="Rules of the shop apply. " * 500, profile="small-8k")
+    chat.append(*[m for n in range(20) for m in (user(f"question {n} " * 40), says(f"answer {n} " * 40))])
+    budget = chat.rows("select token_budget from pycontext.window_status(%s)", chat.chat_id)[0][
+        "token_budget"
+    ]
+    chat.refresh()
+    assert 3 + sum(w["tokens"] for w in chat.window(None)) <= budget
+    turn = chat.conn.execute(
+        "select token_budget, window_tokens from pycontext.start_turn(%s, tool_tokens => 1500)",
+        (chat.chat_id,),
+    ).fetchone()
+    assert turn is not None
+    assert turn[0] == budget - 1500
+    assert turn[1] <= turn[0]
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_an_image_costs_a_flat_rate_whatever_its_bytes(begin: Begin, role: str) -> None:
+    data = "data:image/png;base64," + "QUJD" * 250000
+    parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": data}}]
+    first = [user(parts)] if role == "user" else [user("look"), calls("A"), result("A", parts)]
+    chat = begin(*first)
+    chat.play(Count(10))
+    window = chat.window(100000)
+    assert sum(w["tokens"] for w in window) < 1100
+    if role == "user":
+        assert window[0]["content"] == parts
+    plan = chat.rows("select decision from pycontext.compaction_plan(%s, 100000)", chat.chat_id)
+    assert plan[0]["decision"] == "none"
+
+
+def test_many_images_are_not_free(begin: Begin) -> None:
+    picture = [{"type": "image_url", "image_url": {"url": PIXEL}}]
+    chat = begin(*[m for _ in range(45) for m in (user(picture), says("seen"))])
+    assert sum(w["tokens"] for w in chat.window(200000)) >= 45 * 1000
+    held(chat, 8000)
+
+
+def test_a_base64_dump_in_text_is_charged_near_its_true_cost(begin: Begin) -> None:
+    text = "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2d3h5ejAxMjM0NTY3ODk" * 2000
+    chat = begin(user("dump it"), calls("A"), result("A", text))
+    window = chat.window(2000000)
+    assert window[-1]["is_estimate"]
+    assert window[-1]["tokens"] >= 0.9 * count(text)
+
+
+def test_text_of_special_tokens_is_text(begin: Begin) -> None:
+    text = "why does <|endoftext|> appear, and <|im_start|>system?"
+    chat = begin(user(text))
+    chat.play(Count(10))
+    (row,) = chat.window(1000)
+    assert row["content"] == text
+    assert row["tokens"] == 4 + count(text)
+    assert row["tokens"] > 4 + 10
+
+
+@pytest.mark.parametrize(
+    "text", ["我们今天去哪里吃饭呢" * 20, "🙂👍🎉🚀🔥" * 20, "где мой заказ номер " * 10]
+)
+def test_other_scripts_fit_by_the_real_tokenizer(begin: Begin, text: str) -> None:
+    chat = begin(*[user(text) if n % 2 == 0 else says(text) for n in range(40)])
+    for budget in (1000, 4000):
+        window = chat.window(budget)
+        assert 3 + sum(4 + count(w["content"]) for w in window) <= budget
+
+
+# --- degradation ---
+
+
+def test_a_batch_of_parallel_results_larger_than_the_budget_is_cut_inside(begin: Begin) -> None:
+    chat = begin(user("u1"), calls("A", "B", "C"), *[result(i, f"{i} line of output\n" * 800) for i in "ABC"])
+    chat.append(user("u2 stays as it is"))
+    messages = held(chat, 4000)
+    assert messages[-1]["content"] == "u2 stays as it is"
+    for message in messages:
+        if message["role"] == "tool":
+            assert "#" in message["content"]
+
+
+def test_a_long_agentic_turn_keeps_its_request(begin: Begin) -> None:
+    chat = begin(user("hello"), says("hi"), user("the task: fix the parser"))
+    for step in range(60):
+        chat.append(calls(f"s{step}"), result(f"s{step}", f"output of step {step}\n" * 30))
+    for budget in (500, 2000, 8000):
+        assert ("user", "the task: fix the parser") in shape(held(chat, budget))
+
+
+def test_broken_arguments_are_shortened_to_json(begin: Begin) -> None:
+    chat = begin(user("u1"), calls("A", arguments='{"content": "' + "word " * 5000), result("A"), user("u2"))
+    for message in held(chat, 800):
+        for call in message.get("tool_calls") or []:
+            assert validators.is_json(call["function"]["arguments"])
+
+
+# --- roles, system prompt, active task ---
+
+
+def test_the_newest_request_is_never_joined_with_the_summary(begin: Begin) -> None:
+    chat = begin(user("first"), profile="small-8k")
+    chat.append(*[m for n in range(12) for m in (says(f"answer {n} " * 80), user(f"question {n} " * 80))])
+    chat.append(says("fine"), user("now translate this"))
+    chat.play(Compact(3000))
+    assert chat.thread.lines
+    messages = held(chat, 3000)
+    assert messages[-1] == {"role": "user", "content": "now translate this"}
+    assert sum("<chat-summary>" in str(m["content"]) for m in messages) == 1
+    told = next(m for m in messages if "<chat-summary>" in str(m["content"]))
+    assert told["role"] == "user"
+    assert "ask for nothing" in told["content"]
+
+
+def test_a_window_ends_on_the_users_side(begin: Begin) -> None:
+    assert shape(held(begin(user("u1"), says("a1"))))[-1] == ("user", "(continue)")
+    assert shape(held(begin(says("I begin"))))[-1] == ("user", "(continue)")
+
+
+def test_a_chat_of_system_rows_alone_is_a_request(begin: Begin) -> None:
+    chat = begin({"role": "system", "content": "note"}, prompt="Be brief.")
+    assert [m["role"] for m in held(chat)] == ["system", "system", "user"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_only_the_snapshot_is_the_system_prompt(begin: Begin, role: str) -> None:
+    chat = begin(user("first"), prompt="The one system prompt.", profile="small-8k")
+    chat.append(*[m for n in range(10) for m in (says(f"a{n} " * 90), user(f"u{n} " * 90))])
+    chat.append({"role": role, "content": "a note inside"}, says("ok"), user("last"))
+    for budget in (500, 2500, 50000):
+        messages = held(chat, budget)
+        assert messages[0] == {"role": "system", "content": "The one system prompt."}
+        assert sum(m["content"] == "The one system prompt." for m in messages) == 1
+    place = [m["content"] for m in held(chat, 50000)].index("a note inside")
+    assert held(chat, 50000)[place]["role"] == role
+    anthropic = chat.messages("anthropic_messages", 50000)
+    assert anthropic["system"] == "The one system prompt."
+    assert "<system-note>" in json.dumps(anthropic["messages"])
+
+
+def test_the_prompt_is_no_part_of_what_is_summarized(begin: Begin) -> None:
+    chat = begin(user("first"), prompt="The one system prompt.", profile="small-8k")
+    chat.append(*[m for n in range(12) for m in (says(f"a{n} " * 90), user(f"u{n} " * 90))])
+    plan = chat.rows("select after_message_id from pycontext.compaction_plan(%s, 3000)", chat.chat_id)[0]
+    rows = chat.rows(
+        "select text from pycontext.compaction_source(%s, %s)", chat.chat_id, plan["after_message_id"]
+    )
+    assert rows
+    assert not [r for r in rows if "one system prompt" in (r["text"] or "")]
+
+
+def test_an_injected_block_is_neither_head_nor_request(begin: Begin) -> None:
+    injected = {"metadata": {"injected": True}}
+    chat = begin(
+        user("files: a.py", **injected),
+        user("the genuine first message"),
+        says("ok " * 200),
+        profile="small-8k",
+    )
+    chat.append(*[m for n in range(12) for m in (user(f"u{n} " * 90), says(f"a{n} " * 90))])
+    chat.append(user("the newest request"), user("files: b.py " * 400, **injected))
+    chat.play(Compact(3000))
+    contents = [m["content"] for m in held(chat, 2500)]
+    assert "the genuine first message" in contents
+    assert "the newest request" in contents
+
+
+def test_what_stood_before_a_reset_never_comes_back(begin: Begin) -> None:
+    chat = begin(user("the secret plan"), says("noted"))
+    chat.conn.execute("select pycontext.start_over(%s, 'a new subject')", (chat.chat_id,))
+    chat.append(user("what did I say?"))
+    for budget in (200, 1000, 100000):
+        messages = chat.messages("openai_messages", budget)
+        validators.openai_chat(messages)
+        assert "secret" not in json.dumps(messages)
+        assert messages[-1]["content"] == "what did I say?"
+
+
+# --- cache stability, reasoning ---
+
+
+def agent_turn(number: int) -> list[Message]:
+    return [
+        user(f"please do step {number}"),
+        calls(f"c{number}", arguments=json.dumps({"path": f"src/{number}.py"})),
+        result(f"c{number}", f"line of output {number}\n" * 40),
+        says(f"step {number} is done"),
+    ]
+
+
+def test_thirty_turns_within_the_budget_keep_every_byte(begin: Begin) -> None:
+    chat = begin(prompt="Be brief.")
+    before: list[Message] = []
+    for number in range(30):
+        chat.append(*agent_turn(number)[:1])
+        messages = chat.messages("openai_messages", 50000)
+        assert messages[: len(before)] == before
+        before = messages
+        chat.append(*agent_turn(number)[1:])
+
+
+def test_over_the_budget_the_prefix_moves_in_steps(begin: Begin) -> None:
+    chat = begin(prompt="Be brief.", profile="small-8k")
+    if chat.kind == "adopted":
+        pytest.skip("a foreign row has no running total to stand on: only what fits whole is stable there")
+    before: list[Message] = []
+    kept = 0
+    for number in range(60):
+        chat.append(*agent_turn(number)[:1])
+        messages = chat.messages("openai_messages", 4000)
+        kept += messages[: len(before)] == before
+        before = messages
+        chat.append(*agent_turn(number)[1:])
+    assert kept >= 36, f"{kept} of 60 requests began like the one before"
+
+
+THINKING = {"type": "thinking", "thinking": "let me see " * 20, "signature": "c2lnbmF0dXJl"}
+
+
+def test_reasoning_is_whole_in_the_unfinished_turn_and_gone_in_older_ones(begin: Begin) -> None:
+    call = calls("A")
+    call["content"] = [THINKING, {"type": "text", "text": "looking"}]
+    chat = begin(user("u1"), call, result("A"))
+    request = chat.messages("anthropic_messages", 50000)
+    validators.anthropic(request)
+    assert request["messages"][1]["content"][0] == THINKING
+    chat.append(says("found"), user("u2"))
+    request = chat.messages("anthropic_messages", 50000)
+    validators.anthropic(request)
+    assert "thinking" not in json.dumps(request)
+    assert request["messages"][1]["content"][0] == {"type": "text", "text": "looking"}
+    held(chat)
+
+
+@pytest.mark.parametrize("budget", [300, 600, 1500])
+def test_reasoning_is_never_sent_in_part(begin: Begin, budget: int) -> None:
+    chat = begin(user("u1"))
+    for number in range(6):
+        call = calls(f"r{number}")
+        call["content"] = [THINKING, {"type": "text", "text": "looking " * 30}]
+        chat.append(call, result(f"r{number}", "output " * 200))
+    request = chat.messages("anthropic_messages", budget)
+    validators.anthropic(request)
+    sent = [b for m in request["messages"] for b in m["content"] if b["type"] == "thinking"]
+    assert all(block == THINKING for block in sent)
+
+
+def test_a_window_read_twice_is_the_same(begin: Begin) -> None:
+    chat = begin(*agent_turn(1), *agent_turn(2), user("and?"))
+    chat.conn.execute(
+        "update pycontext.message set created_at = created_at where chat_id = %s", (chat.chat_id,)
+    )
+    first = chat.window(700)
+    assert all(chat.window(700) == first for _ in range(20))
