@@ -134,16 +134,29 @@ def psql(arguments: Sequence[str] = (), *, dsn: str | None = None) -> int:
 
 def _prepare(server: Server) -> None:
     _ensure_database(server)
-    with psycopg.connect(server.dsn(DATABASE), autocommit=True) as conn:
-        changed = install.schema_state(conn) == "changed"
-    if changed:
+    if not _installed(server):
         _set_aside(server)
         _ensure_database(server)
+        _installed(server)
+
+
+def _installed(server: Server) -> bool:
+    """Installs the schema where it is absent or older; false where a development version's is in the way."""
     with psycopg.connect(server.dsn(DATABASE), autocommit=True) as conn:
+        state = install.schema_state(conn)
+        if state == "changed":
+            return False
         # So that `select * from working_window(...)` works as it stands.
         install.extend_search_path(conn, database=DATABASE)
-        if install.schema_state(conn) != "current":
-            install.install(conn)
+        if state != "current":
+            try:
+                install.install(conn)
+            except (psycopg.errors.InvalidTableDefinition, psycopg.errors.InvalidFunctionDefinition):
+                # Views and functions can't be replaced by any others; released ones only change as they can.
+                if state != "older":
+                    raise
+                return False
+        return True
 
 
 def _ensure_database(server: Server) -> None:

@@ -170,11 +170,22 @@ def test_the_schema_is_brought_up_to_date(data: Path) -> None:
         assert install.schema_state(conn) == "current"
 
 
-def test_a_development_versions_database_is_kept_aside(data: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update pycontext.migration set sha256 = 'other'",
+        "alter view pycontext.finding_row rename column detail to details",
+        "drop function pycontext.schema_version();"
+        "create function pycontext.schema_version() returns integer language sql as 'select 1'",
+    ],
+    ids=["migration", "view", "function"],
+)
+def test_a_development_versions_database_is_kept_aside(data: Path, change: str) -> None:
     found = start(data)
     with psycopg.connect(found.dsn, autocommit=True) as conn:
         conn.execute("create table public.precious as select 1 as n")
-        conn.execute("update pycontext.migration set sha256 = 'other'")
+        conn.execute(change.encode())
+        conn.execute("comment on table pycontext.migration is 'an earlier build'")
         with pytest.raises(EmbeddedUnavailable, match="in use"):
             start(data)
     with pytest.warns(UserWarning, match="kept as pycontext_until_"):
