@@ -263,6 +263,11 @@ begin
         r.at_act := c.act_no;
         if r.calls > 0 then
             for v_call in select e.value from jsonb_array_elements(r.tool_calls) e loop
+                if c.open_calls ? (v_call ->> 'id') then
+                    -- the id is used again before its first call was answered: that one stays open for ever
+                    c.open_calls := jsonb_set(c.open_calls, array[(v_call ->> 'id') || '#' || (c.open_calls #>> array[v_call ->> 'id', 'seq'])],
+                        c.open_calls -> (v_call ->> 'id'));
+                end if;
                 c.open_calls := c.open_calls || jsonb_build_object(v_call ->> 'id', jsonb_strip_nulls(jsonb_build_object(
                     'seq', r.seq, 'name', left(v_call #>> '{function,name}', 80),
                     'argument', pycontext._main_argument(v_call #>> '{function,arguments}'),

@@ -463,6 +463,7 @@ begin
                 s.stub_base := v_row.running_stub;
             end if;
             s.lo_seq := s.head_to;
+            s.floor_seq := greatest(s.floor_seq, s.head_to + 1);
             v_head_cut := greatest(s.head_frozen - s.head_tokens, 0);
             v_avail := v_avail - s.head_frozen + v_head_cut;
         else

@@ -13,15 +13,15 @@ as $$
     end
 $$;
 
-create or replace function pycontext._marker_text(from_seq bigint, to_seq bigint, tokens bigint)
+create or replace function pycontext._marker_text(from_seq bigint, to_seq bigint, tokens bigint, is_partial boolean)
 returns text
 language sql immutable parallel safe
 as $$
     select case when to_seq > from_seq
-        then format('[Messages #%s to #%s are left out here, about %s tokens. Each can be read again by its number.]',
-            from_seq, to_seq, tokens)
-        else format('[Message #%s is left out here, about %s tokens. It can be read again by its number.]', to_seq, tokens)
-    end
+        then format('[Messages #%s to #%s are left out here, %s %s tokens. Each can be read again by its number.]',
+            from_seq, to_seq, case when is_partial then 'over' else 'about' end, tokens)
+        else format('[Message #%s is left out here, %s %s tokens. It can be read again by its number.]', to_seq,
+            case when is_partial then 'over' else 'about' end, tokens) end
 $$;
 
 -- Rows of whole units in the given ranges, rendered: verbatim, or (is_pruned[i]) with a stub for a tool result and
@@ -424,7 +424,8 @@ begin
     if v_from < v_first and (v_from = v_first - 1 and v_from = v_request.seq) is not true then
         w := pycontext._marker_row(w.ordinal + 1, v_from,
             case when v_request.seq = v_first - 1 then v_first - 2 else v_first - 1 end,
-            v_tokens - case when v_request.seq between v_from and v_first - 1 then v_request.tokens else 0 end, s.is_exact);
+            v_tokens - case when v_request.seq between v_from and v_first - 1 then v_request.tokens else 0 end,
+            s.source is not null, s.is_exact);
         return next w;
     end if;
     if v_request.unit_seq < v_first and not exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
@@ -456,13 +457,13 @@ as $$
 $$;
 
 create or replace function pycontext._marker_row(
-    ordinal integer, from_seq bigint, to_seq bigint, tokens bigint, is_exact boolean)
+    ordinal integer, from_seq bigint, to_seq bigint, tokens bigint, is_partial boolean, is_exact boolean)
 returns pycontext.window_row
 language sql immutable parallel safe
 as $$
     select ordinal, 'omitted'::text, null::text, to_seq, 'message'::text, 'user'::text, to_jsonb(t.body), null::jsonb,
         null::text, null::text, pycontext._marker_cost(from_seq, to_seq, tokens), true, true, false, null::timestamptz, is_exact
-    from (select pycontext._marker_text(from_seq, to_seq, tokens) as body) t
+    from (select pycontext._marker_text(from_seq, to_seq, tokens, is_partial) as body) t
 $$;
 
 create or replace function pycontext._line_row(ordinal integer, s pycontext._window_state, body text, tokens integer)
@@ -540,7 +541,8 @@ begin
         end if;
     end if;
     if s.mode = 'omit' and s.marker_from <= s.marker_to then
-        v_extra := v_extra || pycontext._marker_row(null, s.marker_from, s.marker_to, s.marker_tokens, s.is_exact);
+        v_extra := v_extra || pycontext._marker_row(null, s.marker_from, s.marker_to, s.marker_tokens,
+            s.source is not null, s.is_exact);
         v_place := v_place || cardinality(v_from);
     end if;
     if s.mode = 'omit' and s.border_request is not null then
