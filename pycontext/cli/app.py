@@ -15,6 +15,7 @@ import typer
 import pycontext
 from pycontext import install as installer
 from pycontext.cli import show, target
+from pycontext.cli.adopting import adopt_command
 from pycontext.cli.terminal import Failed, number, out, print_json, reported, visible
 from pycontext.messages import identity
 from pycontext.queries import query
@@ -315,6 +316,9 @@ def start_over(
         line = db.start_over(chat, note)
         db.count_tokens(chat)
         out().print(f"started over after #{line.seq}; the thread still shows what is above")
+
+
+app.command(name="adopt")(adopt_command)
 
 
 @app.command(name="import")

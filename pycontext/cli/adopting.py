@@ -1,0 +1,133 @@
+"""`pycontext adopt`: the view of a product's messages table, checked against the table, printed or run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import psycopg
+import typer
+
+from pycontext.cli import target
+from pycontext.cli.terminal import Failed, err, out, reported, visible
+from pycontext.errors import translate
+from pycontext.source import Adoption, Check, Plan, adopt, plan
+
+_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+def adopt_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the source is called.")],
+    dsn: Annotated[
+        str | None, typer.Option("--dsn", metavar="DSN", help="The database.", show_default=False)
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="TABLE", help="The product's messages table.")
+    ] = None,
+    chat_id: Annotated[
+        str, typer.Option("--chat-id", metavar="COLUMN", help="Which chat a row is of.")
+    ] = "chat_id",
+    message_id: Annotated[str, typer.Option("--message-id", metavar="COLUMN", help="The row's id.")] = "id",
+    order: Annotated[
+        str,
+        typer.Option(
+            "--order", metavar="COLUMN[,COLUMN]", help="A growing integer; or a time and what breaks ties."
+        ),
+    ] = "id",
+    role: Annotated[str, typer.Option("--role", metavar="COLUMN", help="Who speaks.")] = "role",
+    role_map: Annotated[
+        str,
+        typer.Option("--role-map", metavar="A=user,B=assistant", help="Its roles in ours; - leaves out."),
+    ] = "",
+    content: Annotated[
+        str, typer.Option("--content", metavar="COLUMN", help="Text, or parts as JSON.")
+    ] = "content",
+    created_at: Annotated[
+        str | None,
+        typer.Option("--created-at", metavar="COLUMN", help="Default: the order's, else created_at."),
+    ] = None,
+    tool_calls: Annotated[
+        str | None, typer.Option("--tool-calls", metavar="COLUMN", help="OpenAI tool calls.")
+    ] = None,
+    tool_call_id: Annotated[
+        str | None, typer.Option("--tool-call-id", metavar="COLUMN", help="The call that a result answers.")
+    ] = None,
+    speaker: Annotated[
+        str | None, typer.Option("--name", metavar="COLUMN", help="Name of speaker or tool.")
+    ] = None,
+    metadata: Annotated[
+        str | None, typer.Option("--metadata", metavar="COLUMN", help="A JSON object.")
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", metavar="SQL", help="Such as: deleted_at is null."),
+    ] = None,
+    view: Annotated[
+        str | None, typer.Option("--view", metavar="VIEW", help="Name of the view. Default: TABLE_pycontext.")
+    ] = None,
+    from_view: Annotated[
+        str | None,
+        typer.Option("--from-view", metavar="VIEW", help="One written by hand, not --table."),
+    ] = None,
+    is_default: Annotated[
+        bool, typer.Option("--default", help="The home of every chat id that pycontext does not know.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run it, in one transaction.")] = False,
+) -> None:
+    """Read chats from a table you already have: print view, index and registration, or run them."""
+    with reported():
+        spec = Adoption(
+            name=name,
+            table=table,
+            chat_id=chat_id,
+            message_id=message_id,
+            order=tuple(part.strip() for part in order.split(",")),
+            role=role,
+            role_map=_role_map(role_map),
+            content=content,
+            created_at=created_at,
+            tool_calls=tool_calls,
+            tool_call_id=tool_call_id,
+            speaker=speaker,
+            metadata=metadata,
+            where=where,
+            view=view,
+            from_view=from_view,
+            is_default=is_default,
+        )
+        with (
+            translate(),
+            psycopg.connect(
+                target.find(dsn).dsn, autocommit=True, prepare_threshold=None, client_encoding="utf8"
+            ) as conn,
+        ):
+            found = adopt(conn, spec) if yes else plan(conn, spec)
+        _print(found, is_done=yes)
+        if found.has_problem:
+            raise typer.Exit(1)
+
+
+def _role_map(text: str) -> dict[str, str]:
+    pairs = {}
+    for pair in filter(None, text.split(",")):
+        old, equals, new = pair.rpartition("=")
+        if not equals:
+            raise Failed(f"--role-map: {pair!r} is no pair", hint="--role-map customer=user,bot=assistant")
+        pairs[old.strip()] = new.strip()
+    return pairs
+
+
+def _print(found: Plan, *, is_done: bool) -> None:
+    for check in found.checks:
+        err().print(f"{check.severity}: {visible(check.text)}", style=_STYLES[check.severity])
+        if check.way_out:
+            err().print(f"    {visible(check.way_out)}")
+    if found.has_problem:
+        err().print("nothing was changed" if is_done else "not yet: see above", style="bold red")
+    if not is_done or found.has_problem:
+        sys.stdout.write("".join(f"{statement};\n\n" for statement in ("begin", *found.statements, "commit")))
+    else:
+        out().print("adopted: select * from pycontext.working_window(a chat id of yours)")
+
+
+__all__ = ["Check", "adopt_command"]

@@ -1,0 +1,552 @@
+"""Adopting a product's own messages table: the view it is read through, and checks before registration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from pycontext.errors import PycontextError
+
+__all__ = ["Adoption", "BadAdoption", "Check", "Plan", "adopt", "plan"]
+
+ROLES = ("user", "assistant", "tool", "system", "developer")
+LEFT_OUT = "-"
+# More than so many rows are not looked through for what a sample tells as well.
+MAX_SCANNED = 5_000_000
+
+_INTEGERS = ("smallint", "integer", "bigint")
+_TIMES = ("timestamp with time zone", "timestamp without time zone")
+_TEXTS = ("text", "character varying", "character", "name", "USER-DEFINED", "jsonb", "json")
+_PLACES = 2000  # of one microsecond
+
+
+class BadAdoption(PycontextError):
+    """The options do not describe a table that can be adopted."""
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """How a table of messages reads as a source. `role_map` maps its roles; '-' leaves one out.
+
+    order: an integer column that grows, or a time and a column that breaks its ties. where: SQL over the
+    table's columns. from_view: a view written by hand instead of all this.
+    """
+
+    name: str
+    table: str | None = None
+    chat_id: str = "chat_id"
+    message_id: str = "id"
+    order: tuple[str, ...] = ("id",)
+    role: str = "role"
+    role_map: Mapping[str, str] = field(default_factory=dict)
+    content: str = "content"
+    created_at: str | None = None
+    tool_calls: str | None = None
+    tool_call_id: str | None = None
+    speaker: str | None = None
+    metadata: str | None = None
+    where: str | None = None
+    view: str | None = None
+    from_view: str | None = None
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: ok, note (worth knowing) or problem (nothing is done), with a way out."""
+
+    severity: Literal["ok", "note", "problem"]
+    text: str
+    way_out: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The statements that adopt a table, and what was found in it."""
+
+    statements: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def has_problem(self) -> bool:
+        return any(check.severity == "problem" for check in self.checks)
+
+
+@dataclass(frozen=True)
+class _Relation:
+    oid: int
+    schema: str
+    name: str
+    rows: float
+    types: Mapping[str, str]
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+
+def plan(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
+    """The statements, and checks against the live table. Changes nothing.
+
+    Raises BadAdoption where a relation or a column is not there, or the order can't be made one.
+    """
+    return _Planner(conn, adoption).plan()
+
+
+def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
+    """Run the statements in one transaction and check the view as it then is; a problem undoes all of it."""
+    found = plan(conn, adoption)
+    if found.has_problem:
+        return found
+    checks = list(found.checks)
+    with conn.transaction() as transaction:
+        for statement in found.statements:
+            # With arguments, even none, a text of several statements is refused.
+            conn.execute(statement.replace("%", "%%").encode(), ())
+        planner = _Planner(conn, adoption)
+        view = planner.relation(adoption.from_view or planner.view_text(), "view")
+        uses_index = planner.uses_index(sql.SQL("select * from {}").format(view.identifier), view.types)
+        if not uses_index:
+            checks.append(
+                Check("problem", "a read of one chat through the view uses no index", _INDEX_WAY_OUT)
+            )
+            raise psycopg.Rollback(transaction)
+    return Plan(found.statements, tuple(checks))
+
+
+_INDEX_WAY_OUT = "index the table by chat and order; the view must not hide these columns in expressions"
+
+
+class _Planner:
+    def __init__(self, conn: psycopg.Connection[Any], adoption: Adoption) -> None:
+        self._conn = conn
+        self._spec = adoption
+        self._checks: list[Check] = []
+
+    def plan(self) -> Plan:
+        if self._spec.from_view is not None:
+            return self._from_view(self.relation(self._spec.from_view, "view"))
+        if self._spec.table is None:
+            raise BadAdoption(
+                "name the table, or a view", hint="--table app.message, or --from-view app.my_view"
+            )
+        table = self.relation(self._spec.table, "table")
+        self._columns(table)
+        select = self._select(table)
+        body = select.as_string(self._conn)
+        self._conn.execute(f"select * from ({body}) x limit 0".replace("%", "%%").encode(), ())
+        statements = []
+        index = self._index(table)
+        if index is not None:
+            statements.append(index)
+        elif self.uses_index(select, None):
+            self._ok("a read of one chat uses an index")
+        else:
+            self._problem("a read of one chat uses no index", _INDEX_WAY_OUT)
+        view = self._view(table)
+        statements.append(
+            sql.SQL("create or replace view {} with (security_invoker = true) as\n{}")
+            .format(view, select)
+            .as_string(self._conn)
+        )
+        statements.extend(self._grants(table, view))
+        statements.append(self._register(view.as_string(self._conn)))
+        self._look_at(select, table.rows, table.types)
+        return Plan(tuple(statements), tuple(self._checks))
+
+    def relation(self, text: str, what: str) -> _Relation:
+        found = self._row(
+            """
+            select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
+            join pg_catalog.pg_namespace n on n.oid = k.relnamespace
+            where k.oid = pg_catalog.to_regclass(%s)
+            """,
+            (text,),
+        ) or self._row(
+            """
+            select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
+            join pg_catalog.pg_namespace n on n.oid = k.relnamespace
+            where n.nspname || '.' || k.relname = %s and k.relkind in ('r', 'p', 'v', 'm', 'f')
+            """,
+            (text,),
+        )
+        if found is None:
+            raise BadAdoption(f"no such {what}", detail=text, hint=f"name it with its schema: app.{what}")
+        with self._conn.cursor(row_factory=tuple_row) as cursor:
+            types = cursor.execute(
+                """
+                select a.attname, pg_catalog.format_type(
+                    case when t.typtype = 'd' then t.typbasetype else t.oid end, null)
+                from pg_catalog.pg_attribute a
+                join pg_catalog.pg_type t on t.oid = a.atttypid
+                where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attnum
+                """,
+                (found[0],),
+            ).fetchall()
+        return _Relation(found[0], found[1], found[2], found[3], dict(types))
+
+    def view_text(self) -> str:
+        assert self._spec.table is not None
+        return self._view(self.relation(self._spec.table, "table")).as_string(self._conn)
+
+    def uses_index(self, select: sql.Composable, types: Mapping[str, str] | None) -> bool:
+        """Whether a read of one chat's newest rows can use an index, however small the table still is."""
+        timed = "order_at" in types if types is not None else self._is_timed
+        order = sql.SQL("x.order_at desc, x.seq desc" if timed else "x.seq desc")
+        query = sql.SQL(
+            "explain (format json) select * from ({}) x where x.chat_id = "
+            "(select y.chat_id from ({}) y limit 1) and {} order by {} limit 64"
+        ).format(
+            select,
+            select,
+            sql.SQL(
+                "x.order_at > '2000-01-01'"
+                if timed
+                else "x.seq between -4611686018427387904 and 4611686018427387904"
+            ),
+            order,
+        )
+        with self._conn.transaction():
+            kept = self._row("select current_setting('enable_seqscan'), current_setting('enable_bitmapscan')")
+            self._conn.execute("set local enable_seqscan = off")
+            self._conn.execute("set local enable_bitmapscan = off")
+            row = self._row(query.as_string(self._conn).replace("%", "%%"))
+            assert kept is not None
+            self._conn.execute("select set_config('enable_seqscan', %s, true)", (kept[0],))
+            self._conn.execute("select set_config('enable_bitmapscan', %s, true)", (kept[1],))
+        assert row is not None
+        return _is_flat(row[0][0]["Plan"])
+
+    @property
+    def _is_timed(self) -> bool:
+        return len(self._spec.order) == 2
+
+    def _from_view(self, view: _Relation) -> Plan:
+        for column in ("chat_id", "seq", "message_id", "role", "content", "created_at"):
+            if column not in view.types:
+                self._problem(
+                    f"the view has no column {column}", "chat_id, seq, message_id, role, content, created_at"
+                )
+        if view.types.get("seq") not in (*_INTEGERS, None):
+            self._problem(f"seq is {view.types['seq']}, not an integer", "give it a growing bigint")
+        select = sql.SQL("select * from {}").format(view.identifier)
+        if not any(check.severity == "problem" for check in self._checks):
+            self._look_at(select, 0, view.types)
+            if self.uses_index(select, view.types):
+                self._ok("a read of one chat uses an index")
+            else:
+                self._problem("a read of one chat uses no index", _INDEX_WAY_OUT)
+        return Plan((self._register(view.identifier.as_string(self._conn)),), tuple(self._checks))
+
+    def _columns(self, table: _Relation) -> None:
+        spec = self._spec
+        named = {
+            "--chat-id": spec.chat_id,
+            "--message-id": spec.message_id,
+            "--role": spec.role,
+            "--content": spec.content,
+            "--created-at": self._created_at(table),
+            "--tool-calls": spec.tool_calls,
+            "--tool-call-id": spec.tool_call_id,
+            "--name": spec.speaker,
+            "--metadata": spec.metadata,
+            **{f"--order ({n})": column for n, column in enumerate(spec.order, 1)},
+        }
+        for option, column in named.items():
+            if column is not None and column not in table.types:
+                raise BadAdoption(
+                    f"the table has no column {column!r}",
+                    detail=f"given as {option}; there are: {', '.join(table.types)}",
+                    hint="names are taken as they stand in the catalog, without quotes",
+                )
+        wrong = {column: role for column, role in spec.role_map.items() if role not in (*ROLES, LEFT_OUT)}
+        if wrong:
+            raise BadAdoption(
+                f"no such role: {', '.join(wrong.values())}",
+                hint=f"map to one of {', '.join(ROLES)}, or to {LEFT_OUT} to leave these rows out",
+            )
+        first = table.types[spec.order[0]]
+        if len(spec.order) == 1 and first in _INTEGERS:
+            return
+        if len(spec.order) == 2 and first in _TIMES:
+            return
+        if first in _TIMES:
+            raise BadAdoption(
+                f"{spec.order[0]} alone is no order: rows of one transaction share a time{self._ties(table)}",
+                hint=f"break ties by the id: --order {spec.order[0]},{spec.message_id}",
+            )
+        raise BadAdoption(
+            f"rows can't be put in order by {', '.join(spec.order)} ({first})",
+            hint="use an integer that grows (an identity), or a time with the id: --order created_at,id",
+        )
+
+    def _ties(self, table: _Relation) -> str:
+        if table.rows > MAX_SCANNED:
+            return ""
+        row = self._row(
+            sql.SQL("select count(*) from (select from {} group by {}, {} having count(*) > 1) t")
+            .format(table.identifier, sql.Identifier(self._spec.chat_id), sql.Identifier(self._spec.order[0]))
+            .as_string(self._conn)
+        )
+        return f"; here {row[0]} times are shared" if row is not None and row[0] else ""
+
+    def _created_at(self, table: _Relation) -> str:
+        if self._spec.created_at is not None:
+            return self._spec.created_at
+        if table.types.get(self._spec.order[0]) in _TIMES:
+            return self._spec.order[0]
+        return "created_at"
+
+    def _select(self, table: _Relation) -> sql.Composable:
+        spec = self._spec
+
+        def column(name: str) -> sql.Composable:
+            return sql.SQL("m.{}").format(sql.Identifier(name))
+
+        columns: list[tuple[sql.Composable, str]] = [(column(spec.chat_id), "chat_id")]
+        if self._is_timed:
+            columns.append((self._timed_seq(table), "seq"))
+        else:
+            columns.append((column(spec.order[0]), "seq"))
+        columns.append((column(spec.message_id), "message_id"))
+        columns.append((self._role(), "role"))
+        cast = sql.SQL("{}::jsonb") if table.types[spec.content] == "json" else sql.SQL("{}")
+        columns.append((cast.format(column(spec.content)), "content"))
+        created_at = self._created_at(table)
+        columns.append(
+            (
+                sql.SQL(
+                    "{} at time zone 'UTC'"
+                    if table.types[created_at] == "timestamp without time zone"
+                    else "{}"
+                ).format(column(created_at)),
+                "created_at",
+            )
+        )
+        if self._is_timed:
+            columns.append((column(spec.order[0]), "order_at"))
+        for name, given in (
+            ("tool_calls", spec.tool_calls),
+            ("tool_call_id", spec.tool_call_id),
+            ("name", spec.speaker),
+            ("metadata", spec.metadata),
+        ):
+            if given is not None:
+                columns.append((column(given), name))
+        listed = sql.SQL(",\n    ").join(
+            sql.SQL("{} as {}").format(expression, sql.Identifier(name)) for expression, name in columns
+        )
+        where = [sql.SQL("({})").format(sql.SQL(spec.where))] if spec.where else []
+        left_out = [role for role, mapped in spec.role_map.items() if mapped == LEFT_OUT]
+        if left_out:
+            where.append(
+                sql.SQL("{}::text not in ({})").format(
+                    column(spec.role), sql.SQL(", ").join(map(sql.Literal, left_out))
+                )
+            )
+        body = sql.SQL("select\n    {}\nfrom {} m").format(listed, table.identifier)
+        if where:
+            body = sql.SQL("{}\nwhere {}").format(body, sql.SQL(" and ").join(where))
+        return body
+
+    def _role(self) -> sql.Composable:
+        role = sql.SQL("m.{}::text").format(sql.Identifier(self._spec.role))
+        mapped = [(old, new) for old, new in self._spec.role_map.items() if new != LEFT_OUT]
+        if not mapped:
+            return role
+        cases = sql.SQL(" ").join(
+            sql.SQL("when {} then {}").format(sql.Literal(old), sql.Literal(new)) for old, new in mapped
+        )
+        return sql.SQL("case {} {} end").format(role, cases)
+
+    def _timed_seq(self, table: _Relation) -> sql.Composable:
+        """Microseconds since 2000, 2000 places each, plus how many rows of that very time stand before it."""
+        time, tie = self._spec.order
+        at = "m.{time} at time zone 'UTC'" if table.types[time] == "timestamp with time zone" else "m.{time}"
+        return sql.SQL(
+            "(extract(epoch from " + at + " - timestamp '2000-01-01') * 1000000)::bigint * "
+            f"{_PLACES}\n        + (select count(*) from {{table}} t where t.{{chat}} = m.{{chat}} "
+            "and t.{time} = m.{time} and t.{tie} < m.{tie})"
+        ).format(
+            time=sql.Identifier(time),
+            tie=sql.Identifier(tie),
+            chat=sql.Identifier(self._spec.chat_id),
+            table=table.identifier,
+        )
+
+    def _index(self, table: _Relation) -> str | None:
+        wanted = [self._spec.chat_id, *self._spec.order]
+        with self._conn.cursor(row_factory=tuple_row) as cursor:
+            found = cursor.execute(
+                """
+                select array_agg(a.attname::text order by k.n) from pg_catalog.pg_index i
+                cross join lateral unnest(i.indkey) with ordinality k (attnum, n)
+                join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+                where i.indrelid = %s and i.indisvalid and i.indpred is null
+                group by i.indexrelid
+                """,
+                (table.oid,),
+            ).fetchall()
+        if any(row[0][: len(wanted)] == wanted for row in found):
+            return None
+        if table.rows > 100_000:
+            self._note(
+                "the index is built in the same transaction, and nobody writes to the table meanwhile",
+                "create it first by itself, with create index concurrently; then run this again",
+            )
+        name = f"{table.name[:40]}_pycontext_ix"
+        return (
+            sql.SQL("create index {} on {} ({})")
+            .format(sql.Identifier(name), table.identifier, sql.SQL(", ").join(map(sql.Identifier, wanted)))
+            .as_string(self._conn)
+        )
+
+    def _view(self, table: _Relation) -> sql.Identifier:
+        if self._spec.view is None:
+            return sql.Identifier(table.schema, f"{table.name[:50]}_pycontext")
+        schema, dot, name = self._spec.view.partition(".")
+        return sql.Identifier(schema, name) if dot else sql.Identifier(table.schema, schema)
+
+    def _grants(self, table: _Relation, view: sql.Identifier) -> list[str]:
+        # Acts run as the role that owns the schema: it must be able to read. Readers use their own rights.
+        owner = self._row(
+            """
+            select r.rolname, pg_catalog.has_table_privilege(r.oid, %s::oid, 'select'),
+                r.rolname = current_user
+            from pg_catalog.pg_namespace n join pg_catalog.pg_roles r on r.oid = n.nspowner
+            where n.nspname = 'pycontext'
+            """,
+            (table.oid,),
+        )
+        if owner is None:
+            raise BadAdoption("schema pycontext is not installed here", hint="run: pycontext install")
+        reader = self._row("select from pg_catalog.pg_roles r where r.rolname = 'pycontext_reader'")
+        statements = []
+        grant = sql.SQL("grant select on {} to {}")
+        if not owner[1]:
+            statements.append(grant.format(table.identifier, sql.Identifier(owner[0])).as_string(self._conn))
+        if not owner[2]:
+            statements.append(grant.format(view, sql.Identifier(owner[0])).as_string(self._conn))
+        if reader is not None:
+            statements.append(grant.format(view, sql.Identifier("pycontext_reader")).as_string(self._conn))
+        return statements
+
+    def _register(self, relation: str) -> str:
+        return (
+            sql.SQL("select pycontext.register_source({}, {}, is_default => {})")
+            .format(sql.Literal(self._spec.name), sql.Literal(relation), sql.Literal(self._spec.is_default))
+            .as_string(self._conn)
+        )
+
+    def _look_at(self, select: sql.Composable, rows: float, types: Mapping[str, str]) -> None:
+        """What is in the rows: unknown roles, null content, places that are not one row's."""
+        if rows > MAX_SCANNED:
+            self._note(
+                f"about {rows:,.0f} rows: what is in them was not looked at",
+                "try the window of a chat you know",
+            )
+            return
+        text = select.as_string(self._conn)
+        column = "role" if self._spec.from_view is not None else None
+        if column is None:
+            unknown = self._rows(self._unknown_roles(select))
+        else:
+            unknown = self._rows(
+                f"select x.role::text, count(*) from ({text}) x where x.role is null or x.role::text not in "
+                f"{ROLES!r} group by 1 order by 2 desc limit 10"
+            )
+        if unknown:
+            listed = ", ".join(f"{role!r} ({count:,} rows)" for role, count in unknown)
+            self._problem(
+                f"roles that the map does not know: {listed}",
+                "map each: --role-map customer=user,bot=assistant; to '-' to leave its rows out",
+            )
+        else:
+            self._ok("every role is known")
+        has_calls = self._spec.tool_calls is not None or (
+            self._spec.from_view is not None and "tool_calls" in types
+        )
+        nulls = self._row(
+            f"select count(*) from ({text}) x where x.content is null"
+            + (" and x.tool_calls is null" if has_calls else "").replace("%", "%%")
+        )
+        if nulls is not None and nulls[0]:
+            self._note(
+                f"{nulls[0]:,} rows have no content; the model reads (empty)",
+                f"--where '{self._spec.content} is not null' leaves them out",
+            )
+        else:
+            self._ok("no row is without content")
+        twice = self._rows(
+            f"select x.chat_id::text, x.seq, count(*) from ({text}) x "
+            "group by 1, 2 having count(*) > 1 limit 3"
+        )
+        if twice:
+            self._problem(
+                "two rows share a place: " + ", ".join(f"chat {chat}, seq {seq}" for chat, seq, _ in twice),
+                "order by a column that is unique in the chat",
+            )
+        else:
+            self._ok("each row has a place of its own")
+
+    def _unknown_roles(self, select: sql.Composable) -> str:
+        # The view shows null for a role that the map does not know: the raw value says which.
+        spec = self._spec
+        assert spec.table is not None
+        table = self.relation(spec.table, "table")
+        role = sql.SQL("m.{}::text").format(sql.Identifier(spec.role))
+        known = (
+            list(spec.role_map)
+            if any(v != LEFT_OUT for v in spec.role_map.values())
+            else [*ROLES, *spec.role_map]
+        )
+        where = sql.SQL(" and ({})").format(sql.SQL(spec.where)) if spec.where else sql.SQL("")
+        return (
+            sql.SQL(
+                "select {role}, count(*) from {table} m "
+                "where ({role} is null or {role} not in ({known})){where} group by 1 order by 2 desc limit 10"
+            )
+            .format(
+                role=role,
+                table=table.identifier,
+                known=sql.SQL(", ").join(map(sql.Literal, known)),
+                where=where,
+            )
+            .as_string(self._conn)
+        )
+
+    def _row(self, query: str, arguments: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        with self._conn.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(query.encode(), arguments).fetchone()
+
+    def _rows(self, query: str) -> list[tuple[Any, ...]]:
+        with self._conn.cursor(row_factory=tuple_row) as cursor:
+            return cursor.execute(query.replace("%", "%%").encode(), ()).fetchall()
+
+    def _ok(self, text: str) -> None:
+        self._checks.append(Check("ok", text))
+
+    def _note(self, text: str, way_out: str) -> None:
+        self._checks.append(Check("note", text, way_out))
+
+    def _problem(self, text: str, way_out: str) -> None:
+        self._checks.append(Check("problem", text, way_out))
+
+
+def _is_flat(node: Mapping[str, Any]) -> bool:
+    """Whether a plan finds its rows by an index and never sorts a whole chat; sub-selects aside."""
+    below = [
+        child
+        for child in node.get("Plans", ())
+        if child.get("Parent Relationship") not in ("InitPlan", "SubPlan")
+    ]
+    if node["Node Type"] == "Sort":
+        return False
+    if not below:
+        return node["Node Type"] in ("Index Scan", "Index Only Scan") and bool(node.get("Index Cond"))
+    return all(map(_is_flat, below))
