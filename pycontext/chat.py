@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 from uuid import UUID
 
 import psycopg
 
 from pycontext import compaction, memory, messages, operations
 from pycontext.compaction import Flush, Job
-from pycontext.connections import CallersLink, Link, OwnLink, Runner, conninfo_from
+from pycontext.connections import CallersLink, Link, OwnLink, PoolLink, Runner, conninfo_from
 from pycontext.errors import PycontextError
 from pycontext.extractor import Extractor, ExtractorRequest, Fact
 from pycontext.extractor import from_environment as extractor_from_environment
@@ -34,6 +34,9 @@ from pycontext.rows import (
 from pycontext.summarizer import Summarizer, from_environment
 from pycontext.turn import Turn, TurnRequest
 
+if TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
+
 logger = logging.getLogger("pycontext")
 
 #: What a chat or a message is called: the product's own id.
@@ -47,6 +50,7 @@ def connect(
     dsn: str | None = None,
     *,
     connection: psycopg.Connection[Any] | None = None,
+    pool: ConnectionPool[Any] | None = None,
     summarizer: Summarizer | None = None,
     extractor: GivenExtractor | None = None,
 ) -> Database:
@@ -56,6 +60,8 @@ def connect(
     connection: the caller's own psycopg connection in place of a dsn. Its transaction stays the caller's:
         nothing is committed or rolled back here, what is added is durable at the caller's commit (at once in
         autocommit), and no model is called while a transaction is open.
+    pool: the caller's own psycopg_pool in place of both: each statement borrows a connection for a
+        transaction of its own, none is held while a model works, and threads may share the Database.
     summarizer: what compaction calls; None means `pycontext.summarizer.from_environment()`.
     extractor: what takes durable facts before messages are summarized; a plain function from
         `pycontext.extractor.ExtractorRequest` to facts will do. None means
@@ -64,9 +70,11 @@ def connect(
     Raises NotConfigured where no database is named, psycopg.OperationalError where none answers. A database
     without the schema raises SchemaMissing at the first call.
     """
+    if sum(given is not None for given in (dsn, connection, pool)) > 1:
+        raise ValueError("give a dsn, a connection or a pool, not both or all")
+    if pool is not None:
+        return Database(PoolLink(pool), summarizer=summarizer, extractor=extractor)
     if connection is not None:
-        if dsn is not None:
-            raise ValueError("give a dsn or a connection, not both")
         if not isinstance(connection, psycopg.Connection):
             raise TypeError(f"connection must be a psycopg.Connection, not {type(connection).__name__}")
         return Database(CallersLink(connection), summarizer=summarizer, extractor=extractor)

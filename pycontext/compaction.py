@@ -306,8 +306,9 @@ def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, edit_
         others = yield from _others(job, plan, held.lease.pass_no)
         return replace(lost, summary_id=others.summary_id)
     if stored[0]["segment"] != segment.to_json():
+        late = spent.as_pass("skipped", "another process was first")
         return replace(
-            _unchanged("skipped", plan, "another process was first"), summary_id=stored[0]["message_id"]
+            (yield from _ended(job, held, plan, late)), summary_id=stored[0]["message_id"]
         )
     return replace(_unchanged("summarized", plan, done.reason, done), summary_id=stored[0]["message_id"])
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -17,6 +17,9 @@ from pycontext import steps as core
 from pycontext.errors import PycontextError, translate
 from pycontext.queries import query
 from pycontext.steps import Question, Row, Step, Steps
+
+if TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
 
 T = TypeVar("T")
 
@@ -134,6 +137,28 @@ class CallersLink:
                 return _rows(self._connection, statement, parameters)
             with self._connection.transaction():
                 return _rows(self._connection, statement, parameters)
+
+    def close(self) -> None:
+        """Leave it open: it is the caller's."""
+
+
+class PoolLink:
+    """The caller's pool: each statement borrows a connection for a transaction of its own, and gives it back.
+
+    Nothing is borrowed while a model works, and threads may share it.
+    """
+
+    in_transaction = False
+
+    def __init__(self, pool: ConnectionPool[Any]) -> None:
+        self._pool = pool
+
+    def execute(
+        self, statement: str, parameters: Mapping[str, Any], *, is_repeatable: bool, is_alone: bool
+    ) -> list[Row]:
+        """Run one statement; committed when the connection goes back."""
+        with translate(), self._pool.connection() as connection:
+            return _rows(connection, statement, parameters)
 
     def close(self) -> None:
         """Leave it open: it is the caller's."""

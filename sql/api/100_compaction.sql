@@ -575,11 +575,11 @@ begin
     select p.* into r from pycontext.compaction_plan(chat_id, (details ->> 'token_budget')::integer) p;
     v_to := case when after_message_id is not null
         then pycontext._place_of(pycontext._chat_state(chat_id, null, null), after_message_id) else r.to_seq end;
-    if outcome = 'failed' or not exists (
+    if outcome = 'failed' or details ->> 'model' is not null or not exists (
         select from (
             select t.outcome, t.trigger, t.reason, t.model from pycontext.pass t
             where t.chat_id = c.chat_id order by t.pass_no desc limit 1) q
-        where q.outcome = 'failed' and details ->> 'model' is null or q.outcome = 'skipped' and q.model is null
+        where q.outcome = 'failed' or q.outcome = 'skipped' and q.model is null
             and q.trigger is not distinct from details ->> 'trigger'
             and regexp_replace(q.reason, '[0-9]+', '', 'g') = regexp_replace(left(fail_compaction.reason, 500), '[0-9]+', '', 'g')) then
         perform pycontext._log_pass(c, outcome, reason, r.from_seq, v_to, null, r.token_budget, r.window_tokens,
