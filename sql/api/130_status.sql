@@ -39,12 +39,15 @@ begin
 end
 $$;
 
--- The state of the installation over all chats: a row a finding, with what to do about it. Looks at no content.
+-- The state of the installation over all chats: a row a finding, with what to do about it. Looks at no content, but
+-- for the lines of the 100 adopted chats that changed last.
 create or replace function pycontext.status()
 returns setof pycontext.finding_row
-language sql stable
+language plpgsql stable
 set search_path = ''
 as $$
+begin
+    return query
     select 'info', 'schema', format('version %s, PostgreSQL %s', pycontext.schema_version(),
         current_setting('server_version')), null::text
     union all
@@ -67,7 +70,38 @@ as $$
     where f.outcome = 'failed'
     having count(*) > 0
     union all
+    select 'warning', 'chats over budget', format('%s chats hold more than their budget; the oldest part is pruned or left out: %s%s',
+        count(*), string_agg(o.chat_id, ', ' order by o.over desc) filter (where o.n <= 3), case when count(*) > 3 then ', …' else '' end),
+        'compact them: db.compact(chat_id), pycontext compact CHAT, or run the worker'
+    from (
+        select t.chat_id, t.over, row_number() over (order by t.over desc) as n
+        from (
+            select c.chat_id, c.live_tokens - pycontext._budget(p, c.tool_tokens, c.token_scale) as over
+            from pycontext.chat c
+            join pycontext.profile p on p.profile = c.profile
+            where c.source is null) t
+        where t.over > 0) o
+    having count(*) > 0
+    union all
+    select 'warning', 'stale lines', format('%s lines of adopted chats no longer tell what their messages say: %s', count(*),
+        string_agg(distinct t.chat_id, ', ')),
+        'drop them, the next compaction makes them anew: select pycontext.source_changed(chat_id)'
+    from (
+        select c.chat_id
+        from pycontext.chat c
+        where c.source is not null and c.line_seq is not null order by c.updated_at desc limit 100) t
+    cross join lateral pycontext._stale_lines(t.chat_id) l
+    having count(*) > 0
+    union all
+    select 'warning', 'expired leases', format('%s compactions began and never ended: %s', count(*),
+        (array_agg(e.chat_id order by e.expires_at))[1:3]),
+        'a process died or hangs; whoever comes next takes over: pycontext compact CHAT'
+    from pycontext.lease e
+    where e.holder is not null and e.expires_at < statement_timestamp()
+    having count(*) > 0
+    union all
     select 'info', 'source', format('%s reads %s%s', s.source, s.relation, case when s.is_default
         then ', for every chat id without a row of its own' else '' end), null
-    from pycontext.source s
+    from pycontext.source s;
+end
 $$;
