@@ -200,7 +200,8 @@ def histories(min_moves: int = 2, max_moves: int = 16) -> st.SearchStrategy[Hist
 ADOPTED_TABLE = """
 create table if not exists shop_message (
     place bigint generated always as identity primary key,
-    conversation integer not null, id integer not null, sender text not null, body jsonb, calls jsonb, call text, nick text, extra jsonb,
+    conversation integer not null, id integer not null, sender text not null,
+    body jsonb, calls jsonb, call text, nick text, extra jsonb,
     written timestamptz not null default now() - interval '1 hour', unique (conversation, id));
 create index if not exists shop_message_ix on shop_message (conversation, place);
 create or replace view shop_thread as
@@ -270,15 +271,18 @@ class Machine:
 
     def window(self, budget: int | None, as_of: str | None = None) -> list[dict[str, Any]]:
         return self.rows(
-            "select ordinal, section, message_id, seq, kind, role, content, tool_calls, tool_call_id, name, tokens,"
-            " is_estimate, is_shortened, is_escaped from pycontext.working_window(%s::text, %s, %s) order by ordinal",
+            "select ordinal, section, message_id, seq, kind, role, content, tool_calls, tool_call_id, name,"
+            " tokens, is_estimate, is_shortened, is_escaped, is_exact"
+            " from pycontext.working_window(%s::text, %s, %s) order by ordinal",
             self.chat_id,
             budget,
             as_of,
         )
 
     def messages(self, form: str, budget: int | None, as_of: str | None = None) -> Any:
-        found = self.rows(f"select pycontext.{form}(%s::text, %s::integer, %s::text) as m", self.chat_id, budget, as_of)
+        found = self.rows(
+            f"select pycontext.{form}(%s::text, %s::integer, %s::text) as m", self.chat_id, budget, as_of
+        )
         return found[0]["m"]
 
     def forms(self) -> list[str]:
@@ -337,16 +341,16 @@ class Machine:
             elements = [{**m, "message_id": self._next_id()} for m in messages]
             with self.conn.cursor(row_factory=dict_row) as cursor:
                 stored = cursor.execute(
-                    "select seq, message_id, role, content, tool_calls, tool_call_id, name, metadata, frozen_tokens,"
-                    " tokens from pycontext.append_messages(%s, %s)",
+                    "select seq, message_id, role, content, tool_calls, tool_call_id, name, metadata,"
+                    " frozen_tokens, tokens from pycontext.append_messages(%s, %s)",
                     (self.chat_id, json.dumps(elements)),
                 ).fetchall()
             for message, s in zip(elements, stored, strict=True):
                 assert s["content"] == message.get("content")
                 out.append(
                     Row(
-                        s["seq"], s["message_id"], s["role"], s["content"], s["tool_calls"], s["tool_call_id"],
-                        s["name"], s["metadata"], s["frozen_tokens"], s["tokens"],
+                        s["seq"], s["message_id"], s["role"], s["content"], s["tool_calls"],
+                        s["tool_call_id"], s["name"], s["metadata"], s["frozen_tokens"], s["tokens"],
                     )
                 )  # fmt: skip
         else:
@@ -365,8 +369,8 @@ class Machine:
                 assert found
                 out.append(
                     Row(
-                        found[0], str(row_id), message["role"], message.get("content"), message.get("tool_calls"),
-                        message.get("tool_call_id"), message.get("name"), message.get("metadata"),
+                        found[0], str(row_id), message["role"], message.get("content"),
+                        message.get("tool_calls"), message.get("tool_call_id"), message.get("name"), message.get("metadata"),
                     )
                 )  # fmt: skip
         for row in out:
@@ -527,7 +531,8 @@ class Machine:
         try:
             with self.conn.cursor(row_factory=dict_row) as cursor:
                 line = cursor.execute(
-                    "select seq, message_id, origin, tokens, summary from pycontext.put_summary(%s, %s, %s, edit_no => %s)",
+                    "select seq, message_id, origin, tokens, summary"
+                    " from pycontext.put_summary(%s, %s, %s, edit_no => %s)",
                     (self.chat_id, after, json.dumps(summary), plan["edit_no"]),
                 ).fetchone()
         except psycopg.DatabaseError as error:
@@ -580,12 +585,20 @@ class Machine:
     def _placed(self, line: Mapping[str, Any]) -> None:
         if line["message_id"] not in {x.message_id for x in self.thread.lines}:
             self.thread.lines.append(
-                Line(line["seq"], line["origin"], line["message_id"], line["summary"], line["tokens"], line["tokens"])
+                Line(
+                    line["seq"],
+                    line["origin"],
+                    line["message_id"],
+                    line["summary"],
+                    line["tokens"],
+                    line["tokens"],
+                )
             )
 
     def _count(self, move: Count) -> None:
         found = self.rows(
-            "select seq, line_no, overhead, texts, encoding from pycontext.uncounted_messages(%s, max_rows => %s)",
+            "select seq, line_no, overhead, texts, encoding"
+            " from pycontext.uncounted_messages(%s, max_rows => %s)",
             self.chat_id,
             move.rows,
         )

@@ -135,7 +135,7 @@ def cuts(messages: Sequence[Message], most: int) -> list[int]:
 def walk(
     machine: Machine, messages: Sequence[Message], most: int, budgets: Callable[[int], Sequence[int]]
 ) -> int:
-    """Appends the conversation piece by piece and looks after each piece; every other time it is counted first."""
+    """Appends the conversation piece by piece and looks after each; every other piece is counted first."""
     done = looked = 0
     forms = machine.forms()
     for number, end in enumerate(cuts(messages, most)):
@@ -206,13 +206,13 @@ def replay(machine: Machine, messages: Sequence[Message], budget: int) -> tuple[
 def test_requests_of_the_coding_session_begin_like_the_one_before(
     begin: Begin, shared_data: Path, budget: int, least: float, record_property: Callable[[str, object], None]
 ) -> None:
-    """Compaction never runs, SELECTs only: borders move in steps, so most of a prompt is a prefix of the next."""
+    """No compaction, SELECTs only: borders move in steps, so most of a prompt is a prefix of the next."""
     ((prompt, messages),) = conversations(shared_data, "pi_coding_agent_sessions")
     sent, same, requests = replay(begin("native", prompt), messages, budget)
     share = same / sent
     record_property("prefix share", share)
     print(
-        f"\n{requests} requests at {budget} tokens: {share:.1%} of {sent:,} bytes is a prefix of the request before"
+        f"\n{requests} requests at {budget} tokens: {share:.1%} of {sent:,} bytes is a prefix of the one before"
     )
     assert share >= least
 

@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def sessions(server18: Any, template18: Any) -> Iterator[tuple[Connection, Connection]]:
-    """A database for this file, a session that writes and one that may not: every test has chats of its own."""
+    """A database for this file, a session that writes and one that may not; each test has its own chats."""
     with psycopg.connect(server18.dsn(), autocommit=True) as admin:
         admin.execute(f"create database window_tests template {template18.template_dbname}")
         info = make_conninfo(server18.dsn("window_tests"), options="-c search_path=public,pycontext")
