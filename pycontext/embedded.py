@@ -105,7 +105,7 @@ def start(folder: Path | None = None) -> Embedded:
 def psql(arguments: Sequence[str] = (), *, dsn: str | None = None) -> int:
     """Runs psql on a database (default: the embedded one) and returns its exit code.
 
-    The program is the wheel's, or for a dsn of yours, where extra `embedded` is absent, the machine's.
+    It opens with aliases (:window, :explain, :thread, :history) beside what the user's own psqlrc sets. The program is the wheel's, or for a dsn of yours, where extra `embedded` is absent, the machine's.
     """
     program: str | None
     if dsn is None:
@@ -126,10 +126,17 @@ def psql(arguments: Sequence[str] = (), *, dsn: str | None = None) -> int:
         return subprocess.run(
             [program, dsn, *arguments],
             check=False,
+            env=_with_aliases(),
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ).returncode
     finally:
         signal.signal(signal.SIGINT, kept)
+
+
+def _with_aliases() -> dict[str, str]:
+    own = Path(os.environ.get("PSQLRC") or "~/.psqlrc").expanduser()
+    kept = {"PYCONTEXT_USERS_PSQLRC": str(own)} if own.is_file() else {}
+    return {**os.environ, **kept, "PSQLRC": str(Path(__file__).parent / "psqlrc")}
 
 
 def _prepare(server: Server) -> None:
