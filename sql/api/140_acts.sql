@@ -107,16 +107,17 @@ as $$
         where t.role = 'tool' and t.unit_seq <> t.seq
         group by t.unit_seq, t.tool_call_id
     ), called as (
-        select distinct on (e.value ->> 'id') e.value ->> 'id' as id, t.seq, t.is_pending, u.is_closed, u.interim,
-            left(e.value #>> '{function,name}', 80) as name,
+        -- an id used again while its call is open leaves that one open for ever, under the id and its seq
+        select case when row_number() over (partition by e.value ->> 'id' order by t.seq desc) = 1 then e.value ->> 'id'
+                else format('%s#%s', e.value ->> 'id', t.seq) end as key,
+            t.seq, t.is_pending, u.is_closed, u.interim, left(e.value #>> '{function,name}', 80) as name,
             pycontext._main_argument(e.value #>> '{function,arguments}') as argument
         from live t
         cross join lateral jsonb_array_elements(t.tool_calls) e
         left join told u on u.unit_seq = t.seq and u.tool_call_id = e.value ->> 'id'
         where t.calls > 0
-        order by e.value ->> 'id', t.seq desc
     )
-    select coalesce(jsonb_object_agg(k.id, jsonb_strip_nulls(jsonb_build_object('seq', k.seq, 'name', k.name,
+    select coalesce(jsonb_object_agg(k.key, jsonb_strip_nulls(jsonb_build_object('seq', k.seq, 'name', k.name,
         'argument', k.argument, 'pending', case when k.is_pending or k.interim is not null then true end,
         'interim', k.interim))), '{}')
     from called k
@@ -133,6 +134,7 @@ declare
     r record;
     v_from bigint := c.head_seq;
     v_open text[] := '{}';
+    v_calls text[];
 begin
     c.head_to := null;
     c.head_base := 0;
@@ -146,7 +148,9 @@ begin
             order by t.seq
         loop
             if r.calls > 0 then
-                v_open := v_open || array(select e.value ->> 'id' from jsonb_array_elements(r.tool_calls) e);
+                v_calls := array(select e.value ->> 'id' from jsonb_array_elements(r.tool_calls) e);
+                v_open := array(select case when o.id = any (v_calls) then o.id || '#' else o.id end
+                    from unnest(v_open) o (id)) || v_calls;
             elsif r.role = 'tool' and coalesce(r.metadata ->> 'pending', '') <> 'true' then
                 v_open := array_remove(v_open, r.tool_call_id);
             end if;

@@ -75,9 +75,11 @@ create or replace function pycontext._folded(body text)
 returns text
 language sql immutable parallel safe
 as $$
-    select translate(lower(body),
-        'АБВГДЕЁЖЗИЙКЛМНОПРСТУФХЦЧШЩЪЫЬЭЮЯЁёІЇЄҐЎΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩςÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞŒŠŽŁ',
-        'абвгдеежзийклмнопрстуфхцчшщъыьэюяееіїєґўαβγδεζηθικλμνξοπρστυφχψωσàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþœšžł')
+    select case when octet_length(body) = length(body) then lower(body)
+        else translate(lower(body),
+            'АБВГДЕЁЖЗИЙКЛМНОПРСТУФХЦЧШЩЪЫЬЭЮЯЁёІЇЄҐЎΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩςÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞŒŠŽŁ',
+            'абвгдеежзийклмнопрстуфхцчшщъыьэюяееіїєґўαβγδεζηθικλμνξοπρστυφχψωσàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþœšžł')
+    end
 $$;
 
 -- What search looks at: the readable text, then names and arguments of calls.
@@ -109,7 +111,7 @@ declare
     v_left integer := least(greatest(coalesce(max_rows, 20), 0), 200);
     v_batch integer := 100;
     v_looked integer := 0;
-    v_rows bigint;
+    v_seq bigint;
     b record;
 begin
     select array_agg(distinct w.word) into v_words
@@ -122,21 +124,23 @@ begin
         v_from := greatest(v_from, pycontext._reset_of(chat_id) + 1);
     end if;
     while v_left > 0 and v_looked < 100000 and v_from <= v_to loop
-        return query
-        select r.seq, r.message_id, r.role, pycontext._around(r.body, r.place), r.tokens, r.created_at
+        select min(r.seq) as seq, count(*) as rows, array_agg(r.seq order by r.seq desc) filter (where r.is_found) as found
+        into b
         from (
-            select t.seq, t.message_id, t.role, t.tokens, t.created_at, x.body,
-                (select min(strpos(x.folded, w)) from unnest(v_words) w) as place,
-                (select bool_and(strpos(x.folded, w) > 0) from unnest(v_words) w) as is_found
+            select t.seq, (
+                select bool_and(strpos(x.folded, w.word) > 0) from unnest(v_words) w (word)) as is_found
             from pycontext._thread_rows(search_thread.chat_id, v_source, array[v_from], array[v_to], null, v_batch, true) t
-            cross join lateral (select pycontext._searched_text(t.content, t.tool_calls) as body) y
-            cross join lateral (select y.body, pycontext._folded(y.body) as folded) x) r
-        where r.is_found
-        order by r.seq desc limit v_left;
-        get diagnostics v_rows = row_count;
-        v_left := v_left - v_rows;
-        select min(t.seq) as seq, count(*) as rows into b
-        from pycontext._thread_rows(search_thread.chat_id, v_source, array[v_from], array[v_to], null, v_batch, true) t;
+            cross join lateral (
+                select pycontext._folded(pycontext._searched_text(t.content, t.tool_calls)) as folded offset 0) x) r;
+        foreach v_seq in array coalesce(b.found[:v_left], '{}') loop
+            return query
+            select t.seq, t.message_id, t.role, pycontext._around(x.body, (
+                    select min(strpos(pycontext._folded(x.body), w.word)) from unnest(v_words) w (word))),
+                t.tokens, t.created_at
+            from pycontext._thread_rows(search_thread.chat_id, v_source, array[v_seq], array[v_seq], null, 1, true) t
+            cross join lateral (select pycontext._searched_text(t.content, t.tool_calls) as body) x;
+        end loop;
+        v_left := v_left - coalesce(cardinality(b.found), 0);
         exit when b.rows < v_batch;
         v_looked := v_looked + v_batch;
         v_to := b.seq - 1;
