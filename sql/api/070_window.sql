@@ -473,6 +473,10 @@ begin
         end if;
     end if;
 
+    if s.lo_seq = pycontext._origin(s.source) and s.source is not null then
+        select min(r.seq) - 1 into s.lo_seq
+        from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[s.hi_seq], null, 1, false) r;
+    end if;
     if v_pins is not null then
         v_pins := array(select t from unnest(v_pins) t where (t.unit_seq between s.head_from and s.head_to) is not true);
     end if;

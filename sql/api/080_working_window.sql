@@ -297,6 +297,7 @@ declare
     v_level integer := 0;
     v_step integer;
 begin
+    s.is_exact := s.act_arg is null and s.is_exact;  -- cuts depend on counts, which get better with time
     -- the newest real user message, verbatim whatever happens
     if s.turn_seq is not null and (s.line_origin = 'reset' and s.turn_seq <= s.line_seq) is not true then
         select t.* into v_request from pycontext._closed_rows(s, array[s.turn_seq], array[s.turn_seq], null) t;
@@ -504,6 +505,7 @@ declare
     v_place integer[] := '{}';
     v_first bigint;
     v_whole bigint;
+    v_tokens bigint;
 begin
     if s.mode = 'shorten' then
         return query select * from pycontext._shortened_window(s);
@@ -558,6 +560,19 @@ begin
         v_to := v_to || (v_whole - 1);
         v_sections := v_sections || 'tail'::text;
         v_pruned := v_pruned || true;
+    end if;
+    if s.has_open then
+        -- stand-ins are known once the rows are read: where they do not fit, the tail is cut
+        select array_agg(r order by r.ordinal), sum(r.tokens) into v_extra, v_tokens
+        from pycontext._section_rows(s, v_sections || 'tail'::text, v_from || v_whole, v_to || s.hi_seq,
+            v_pruned || false, v_extra, v_place) r;
+        if v_tokens + 3 > s.token_budget then
+            s.first_unit := v_first;
+            return query select * from pycontext._shortened_window(s);
+        else
+            return query select * from unnest(v_extra);
+        end if;
+        return;
     end if;
     return query select * from pycontext._section_rows(s, v_sections || 'tail'::text, v_from || v_whole, v_to || s.hi_seq,
         v_pruned || false, v_extra, v_place);
