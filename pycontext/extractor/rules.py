@@ -121,6 +121,8 @@ _RELATIVE = re.compile(
     r"|в\s+(?:прошлом|следующем|этом)\s+(?:году|месяце)|назад)\b|今天|明天|后天|昨天|前天|今晚|(?:上|下|这)(?:周|个?月|星期)|去年|明年|今日|明日|昨日",
     re.IGNORECASE,
 )
+_TIME = re.compile(r"(?<![\d:.])(?:[01]?\d|2[0-3]):[0-5]\d(?![\d:])")
+_DIGIT = re.compile(r"\d")
 _ASKS = re.compile(
     r"[?？]\W*$|(?:吗|呢|么)\W*$|^\W*(?:what|who|where|when|why|how|which|can|could|would|will|do|does|did|is|are|am|should|may"
     r"|как|что|кто|где|когда|почему|зачем|сколько|какой|какая|какие|можешь|можете|не\s+мог)\b|^\W*(?:什么|谁|哪|怎么|为什么|如何|请问)",
@@ -187,7 +189,11 @@ def _judge(row: SourceMessage, sentence: str) -> tuple[int, Fact] | None:
         if wording.is_about_self(sentence):
             return 3, _made(row, sentence, "about", None)
     exact = [value for value in values.find(sentence) if value.is_strong]
-    if exact:
+    if (
+        exact
+        or _TIME.search(sentence)
+        or (not asks and _RELATIVE.search(sentence) and _DIGIT.search(sentence))
+    ):
         return 4, _made(row, sentence, "value", None, exact)
     return None
 

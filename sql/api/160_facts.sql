@@ -102,6 +102,12 @@ begin
         where length(r.run[1]) between 2 and 100;
     end if;
     v_words := strip(to_tsvector('pg_catalog.russian', regexp_replace(v_text, '\S{200,}', ' ', 'g')));
+    if v_text ~ '[/_\\@]' then
+        -- the parts of paths, names and addresses, which the parser keeps whole
+        select v_words || strip(to_tsvector('pg_catalog.russian', string_agg(translate(r.run[1], '/_\@.-:', '       '), ' ')))
+        into v_words
+        from regexp_matches(v_text, '[^\s/_\\@]*[/_\\@]\S{0,200}', 'g') r (run);
+    end if;
     return case when v_more = '{}' then v_words else v_words || array_to_tsvector(v_more) end;
 end
 $$;
@@ -477,9 +483,10 @@ as $$
         select h.* from pycontext._message_hits(
             case when c.source is null then chats else array_remove(chats, c.chat_id) end, terms, 2000) h
         where h.chat_id <> c.chat_id or h.seq > c.reset_seq and h.seq <= coalesce(c.line_seq, 0)
-            and h.seq is distinct from (
-                select m.request_seq from pycontext.message m
-                where m.chat_id = c.chat_id and m.seq = c.line_seq and m.line_no = c.line_no)
+            and not exists (
+                select from pycontext.message m
+                where m.chat_id = c.chat_id and m.seq = c.line_seq and m.line_no = c.line_no
+                    and (h.seq = m.request_seq or h.seq between m.head_from and m.head_to))
         union all
         -- a table of the product has no index of ours: its newest covered rows are read
         select r.chat_id, r.seq, r.message_id, r.created_at, t.n::integer
