@@ -90,6 +90,8 @@ declare
     v_low bigint := v_to + 1;
     v_cut bigint;
     v_is_all boolean := false;
+    v_has_line boolean := exists (select from unnest(v_window) w where w.kind = 'summary');
+    v_marker bigint := (select max(w.seq) from unnest(v_window) w where w.section = 'omitted');
 begin
     select array_agg(distinct t.word) into v_words
     from regexp_split_to_table(pycontext._folded(replace(search, U&'\3000', ' ')), '\s+') t (word)
@@ -131,7 +133,7 @@ begin
         left join unnest(v_window) w on case when r.line_no = 0
             then w.seq = r.seq and w.kind = 'message' and w.section <> 'omitted'
             else w.kind = 'summary' and w.message_id = r.message_id end
-        cross join lateral pycontext._fate(s, r, w, v_words, as_of is not null, v_window) f
+        cross join lateral pycontext._fate(s, r, w, v_words, as_of is not null, v_has_line, v_marker) f
         union all
         -- what only the window has, beside the row it stands with
         select t.place, t.line_no, null, coalesce(nullif(pycontext._preview(pycontext._content_text(w.content), v_words), ''),
@@ -166,7 +168,7 @@ comment on function pycontext.explain_window(text, integer, text, text, bigint, 
 -- What became of one row: w is its row in the window, if it is there.
 create or replace function pycontext._fate(
     s pycontext._window_state, r pycontext._thread_row, w pycontext.window_row, words text[], is_replay boolean,
-    window_rows pycontext.window_row[], out fate text, out cause text, out reason text)
+    has_line boolean, marker bigint, out fate text, out cause text, out reason text)
 language plpgsql stable
 set search_path = ''
 as $$
@@ -175,8 +177,6 @@ declare
     l pycontext.message;
     v_shown boolean := w.ordinal is not null;
     v_is_line boolean := r.line_no > 0;
-    v_has_line boolean := exists (select from unnest(window_rows) x where x.kind = 'summary');
-    v_marker bigint := (select max(x.seq) from unnest(window_rows) x where x.section = 'omitted');
 begin
     if v_shown and v_is_line then
         fate := case when w.is_shortened then 'shortened' else 'summary' end;
@@ -240,7 +240,7 @@ begin
         fate := 'set aside';
         cause := l.message_id;
         reason := format('started over at #%s', l.seq);
-    elsif r.message_id = s.line_id or r.seq <= s.line_seq and not v_has_line then
+    elsif r.message_id = s.line_id or r.seq <= s.line_seq and not has_line then
         fate := 'left out';
         cause := 'budget';
         reason := 'no room for the summary';
@@ -261,7 +261,7 @@ begin
         fate := case when l.at_act > r.at_act then 'merged' else 'not used' end;
         cause := coalesce(l.message_id, s.line_id);
         reason := case when l.at_act > r.at_act then 'a later line tells it on' else 'a later line was there' end;
-    elsif r.superseded_seq <= s.hi_seq and r.seq > coalesce(v_marker, s.line_seq, r.seq - 1) then
+    elsif r.superseded_seq <= s.hi_seq and r.seq > coalesce(marker, s.line_seq, r.seq - 1) then
         fate := 'replaced';
         cause := '#' || r.superseded_seq;
         reason := 'a later result came';
@@ -278,7 +278,7 @@ begin
     else
         fate := 'left out';
         cause := 'budget';
-        reason := case when r.seq <= v_marker then 'older, behind the marker' else 'not even a marker fits' end;
+        reason := case when r.seq <= marker then 'older, behind the marker' else 'not even a marker fits' end;
     end if;
 end
 $$;
