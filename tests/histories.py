@@ -370,7 +370,8 @@ class Machine:
                 out.append(
                     Row(
                         found[0], str(row_id), message["role"], message.get("content"),
-                        message.get("tool_calls"), message.get("tool_call_id"), message.get("name"), message.get("metadata"),
+                        message.get("tool_calls"), message.get("tool_call_id"), message.get("name"),
+                        message.get("metadata"),
                     )
                 )  # fmt: skip
         for row in out:

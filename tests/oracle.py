@@ -340,7 +340,7 @@ class Thread:
         # 3 cut
         _hold(all(s > reset for s in seqs), "3 nothing from before a reset", seqs, reset)
         if line is not None:
-            shown_full = {s.seq for s in self.full()}
+            shown_full = {s.seq for s in self.full() if s.row is not None}
             stray = [s for s in seqs if unit[s] <= line.seq and s not in shown_full]
             _hold(not stray, "3 nothing from before the line", stray)
         lines = [w for w in window if w["kind"] == "summary"]
@@ -370,12 +370,12 @@ class Thread:
             _hold(bool(w["is_escaped"]) == has_fence(row.content), "is_escaped", w)
         markers = [w for w in window if w["section"] == "omitted"]
         ranges = [self._marker(w) for w in markers]
-        hidden: list[int] = []
+        whole = {s.seq for s in self.full() if s.row is not None}
         for row in self.rows:
             if row.seq in seqs or row.seq in gone or row.seq <= reset:
                 continue
             above = line is not None and line.origin == "compaction" and unit[row.seq] <= line.seq
-            if above and row.seq not in {s.seq for s in self.full()} and (lines or not markers):
+            if above and row.seq not in whole and (lines or not markers):
                 continue
             named = any(low <= row.seq <= high for low, high, _ in ranges)
             _hold(
@@ -385,7 +385,6 @@ class Thread:
                 ranges,
                 seqs,
             )
-            hidden.append(row.seq)
         for low, high, tokens in ranges:
             inside = [r for r in self.rows if low <= r.seq <= high and r.seq not in gone]
             missing = [r.seq for r in inside if r.seq not in seqs]
@@ -425,7 +424,7 @@ class Thread:
 
     def _marker(self, w: Mapping[str, Any]) -> tuple[int, int, int]:
         numbers = [int(n) for n in re.findall(r"#(-?\d+)", w["content"])]
-        size = re.search(r"about (\d+) tokens", w["content"])
+        size = re.search(r"(?:about|over) (\d+) tokens", w["content"])
         _hold(
             len(numbers) in (1, 2) and size is not None and w["role"] == "user",
             "a marker says what and how much",

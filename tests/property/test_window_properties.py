@@ -41,6 +41,7 @@ class Session:
         self.machine = machine
         self.budgets = budgets
         self.forms = machine.forms()
+        self.last: list[dict[str, Any]] = []
         self.before: dict[int, tuple[int, list[Any], int | None]] = {}
 
     def check(self, budget: int, *, forms: bool) -> None:
@@ -50,7 +51,7 @@ class Session:
         thread = machine.thread
         state = machine.state()
         try:
-            window = machine.window(budget)
+            window = self.last = machine.window(budget)
         except psycopg.DatabaseError as error:
             if error.sqlstate != "PCX05" or thread.needed() <= int(budget / thread.token_scale):
                 raise
@@ -119,6 +120,14 @@ class Session:
                 calls = [n for n, m in enumerate(earlier) if m.get("tool_calls")]
                 if calls and all(m["role"] == "tool" for m in earlier[calls[-1] + 1 :]):
                     earlier = earlier[: calls[-1] + 1]
+                if self.machine.kind == "adopted":
+                    # a late result comes unannounced there: nobody can log it
+                    stand_ins = ("no result yet", "waiting for a person")
+                    stop = next((n for n, m in enumerate(earlier) if m["content"] in stand_ins), None)
+                    if stop is not None:
+                        while earlier[stop]["role"] == "tool":
+                            stop -= 1
+                        earlier = earlier[:stop]
                 if seen[2] != number:
                     # a new turn has begun: reasoning of the turn before it goes
                     stop = next((n for n, m in enumerate(earlier) if reasons(m)), len(earlier))
