@@ -21,9 +21,12 @@ from pycontext.extractor import from_environment as extractor_from_environment
 from pycontext.messages import identity
 from pycontext.operations import Encodings
 from pycontext.rows import (
+    Explained,
+    Found,
     LostValue,
     Message,
     Pass,
+    Pin,
     Plan,
     Recalled,
     Status,
@@ -180,6 +183,26 @@ class Database:
         at = None if as_of is None else identity(as_of, "as_of")
         return self._runner.run(operations.window(identity(chat_id), token_budget, at))
 
+    def explain(
+        self,
+        chat_id: Id,
+        token_budget: int | None = None,
+        as_of: Id | None = None,
+        search: str | None = None,
+        before_seq: int | None = None,
+        max_rows: int = 1000,
+    ) -> list[Explained]:
+        """What became of each row of the chat in that window, by which line, pass or act, and why.
+
+        search: only rows that hold all of its words, lines included. The newest max_rows before before_seq
+            (None: all), oldest first; where older ones were not looked at, the first row says so.
+
+        Raises NoSuchChat, BudgetTooSmall. SQL: explain_window.
+        """
+        at = None if as_of is None else identity(as_of, "as_of")
+        asked = operations.explain(identity(chat_id), token_budget, at, search, before_seq, max_rows)
+        return self._runner.run(asked)
+
     @overload
     def messages(
         self, chat_id: Id, token_budget: int | None = None, format: Literal["openai"] = "openai"
@@ -323,6 +346,105 @@ class Database:
         Raises NoSuchChat. SQL: start_over.
         """
         return self._runner.run(operations.start_over(identity(chat_id), note))
+
+    def rewind(self, chat_id: Id, to_message_id: Id) -> list[ThreadRow]:
+        """Set aside every row after a message, and the lines placed after it; returns what was set aside.
+
+        To edit or regenerate: rewind to the message before, then append. '' sets the whole thread aside.
+        Raises NoSuchChat, BadMessage, AdoptedChat. SQL: rewind_chat.
+        """
+        at = "" if to_message_id == "" else identity(to_message_id, "to_message_id")
+        return self._runner.run(operations.rewind(identity(chat_id), at))
+
+    def fork(
+        self,
+        chat_id: Id,
+        new_chat_id: Id | None = None,
+        at_message_id: Id | None = None,
+        *,
+        owner: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A new chat with the rows up to a message (None: all) and the lines wholly inside; returns its id.
+
+        new_chat_id: None makes one. owner, metadata: None means those of the chat it comes from.
+
+        Raises NoSuchChat, BadMessage, MessageIdReused where the chat id is taken. SQL: fork_chat.
+        """
+        new = None if new_chat_id is None else identity(new_chat_id, "new_chat_id")
+        at = None if at_message_id is None else identity(at_message_id, "at_message_id")
+        return self._runner.run(operations.fork(identity(chat_id), new, at, owner, metadata))
+
+    def redact(self, chat_id: Id, message_id: Id) -> Message:
+        """Erase for ever what a message said: its content, and all summaries, facts and counts it went into.
+
+        The row stays, marked. Raises NoSuchChat, BadMessage, AdoptedChat. SQL: redact_message.
+        """
+        return self._runner.run(operations.redact(identity(chat_id), identity(message_id, "message_id")))
+
+    def drop_summary(self, chat_id: Id, summary_id: str) -> Message:
+        """Take a summary back: the line before it counts again. A reset is never removed.
+
+        Raises NoSuchChat, BadMessage. SQL: drop_summary.
+        """
+        return self._runner.run(operations.drop_summary(identity(chat_id), summary_id))
+
+    def pin(self, chat_id: Id, message_id: Id) -> Pin:
+        """Keep a message verbatim in every window, with its unit, until it is unpinned.
+
+        Raises NoSuchChat, BadMessage, BudgetTooSmall where pins would leave no room. SQL: pin_message.
+        """
+        return self._runner.run(operations.pin(identity(chat_id), identity(message_id, "message_id")))
+
+    def unpin(self, chat_id: Id, message_id: Id) -> bool:
+        """Take a pin off; False where the message is not pinned. Raises NoSuchChat. SQL: unpin_message."""
+        return self._runner.run(operations.unpin(identity(chat_id), identity(message_id, "message_id")))
+
+    def set_system_prompt(self, chat_id: Id, system_prompt: str | None) -> int:
+        """Give the chat another system prompt (None: none); returns the number of the act it holds from.
+
+        Raises NoSuchChat. SQL: set_system_prompt.
+        """
+        return self._runner.run(operations.set_system_prompt(identity(chat_id), system_prompt))
+
+    def set_chat_profile(self, chat_id: Id, profile: str) -> int:
+        """Move the chat to another profile; returns the number of the act its limits hold from.
+
+        Raises NoSuchChat, BadProfile. SQL: set_chat_profile.
+        """
+        return self._runner.run(operations.set_chat_profile(identity(chat_id), profile))
+
+    def delete_chat(self, chat_id: Id) -> dict[str, int]:
+        """Delete the chat and every row derived from it; returns how many rows of which relation.
+
+        Raises NoSuchChat. SQL: delete_chat.
+        """
+        return self._runner.run(operations.delete_chat(identity(chat_id)))
+
+    def forget_owner(self, owner: str, tenant: str | None = None) -> dict[str, int]:
+        """Delete all chats of an owner and every row kept for him; returns how many rows of which relation.
+
+        tenant: None means the session's. SQL: forget_owner.
+        """
+        return self._runner.run(operations.forget_owner(owner, tenant))
+
+    def original(self, chat_id: Id, seq: int) -> list[ThreadRow]:
+        """The message that the window calls #seq, whole, and the lines that stand right after it.
+
+        Empty where the thread has none. Raises NoSuchChat. SQL: message_original.
+        """
+        return self._runner.run(operations.original(identity(chat_id), seq))
+
+    def search(
+        self, chat_id: Id, query: str, max_rows: int = 20, before_seq: int | None = None
+    ) -> list[Found]:
+        """Messages of the chat that hold every word of the query, in any case and script, newest first.
+
+        max_rows: at most 200. before_seq: go on below that place (one call looks at 100,000 messages).
+
+        Raises NoSuchChat, BadMessage. SQL: search_thread.
+        """
+        return self._runner.run(operations.search(identity(chat_id), query, max_rows, before_seq))
 
     def turn(
         self,

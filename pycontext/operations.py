@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 from pycontext import messages, tokens
 from pycontext.messages import Element
 from pycontext.rows import (
+    Explained,
+    Found,
     LostValue,
     Message,
+    Pin,
     Plan,
     Recalled,
     Status,
@@ -108,6 +111,26 @@ def window(chat_id: str, token_budget: int | None, as_of: str | None) -> Steps[l
     return fetch(WindowRow, Call("working_window", parameters))
 
 
+def explain(
+    chat_id: str,
+    token_budget: int | None,
+    as_of: str | None,
+    search: str | None,
+    before_seq: int | None,
+    max_rows: int,
+) -> Steps[list[Explained]]:
+    """What became of each row in that window."""
+    parameters = {
+        "chat_id": chat_id,
+        "token_budget": token_budget,
+        "as_of": as_of,
+        "search": messages.text(search),
+        "before_seq": before_seq,
+        "max_rows": max_rows,
+    }
+    return fetch(Explained, Call("explain_window", parameters))
+
+
 def formatted(chat_id: str, token_budget: int | None, format: str) -> Steps[Any]:
     """The window in a provider's form."""
     if format not in FORMATS:
@@ -139,6 +162,92 @@ def start_over(chat_id: str, note: str | None) -> Steps[Message]:
     """Place a reset line after the newest message."""
     call = Call("start_over", {"chat_id": chat_id, "note": messages.text(note)}, is_repeatable=False)
     return fetch_one(Message, call)
+
+
+def rewind(chat_id: str, to_message_id: str) -> Steps[list[ThreadRow]]:
+    """Set aside what follows a message."""
+    given = {"chat_id": chat_id, "to_message_id": to_message_id}
+    return fetch(ThreadRow, Call("rewind_chat", given, is_repeatable=False))
+
+
+def fork(
+    chat_id: str, new_chat_id: str | None, at_message_id: str | None, owner: str | None, metadata: Any
+) -> Steps[str]:
+    """A new chat with the rows up to a message; returns its id."""
+    given = {
+        "chat_id": chat_id,
+        "new_chat_id": new_chat_id,
+        "at_message_id": at_message_id,
+        "owner": owner,
+        "metadata": None if metadata is None else messages.to_json(metadata),
+    }
+    records = yield Call("fork_chat", given, is_repeatable=new_chat_id is not None)
+    made: str = records[0]["chat_id"]
+    return made
+
+
+def redact(chat_id: str, message_id: str) -> Steps[Message]:
+    """Erase what a message said, wherever it went."""
+    return fetch_one(Message, Call("redact_message", {"chat_id": chat_id, "message_id": message_id}))
+
+
+def drop_summary(chat_id: str, summary_id: str) -> Steps[Message]:
+    """Take a summary back."""
+    return fetch_one(Message, Call("drop_summary", {"chat_id": chat_id, "summary_id": summary_id}))
+
+
+def pin(chat_id: str, message_id: str) -> Steps[Pin]:
+    """Keep a message in every window."""
+    return fetch_one(Pin, Call("pin_message", {"chat_id": chat_id, "message_id": message_id}))
+
+
+def unpin(chat_id: str, message_id: str) -> Steps[bool]:
+    """Take a pin off; False where there was none."""
+    records = yield Call("unpin_message", {"chat_id": chat_id, "message_id": message_id})
+    return bool(records)
+
+
+def set_system_prompt(chat_id: str, system_prompt: str | None) -> Steps[int]:
+    """Another system prompt from now on; returns the act it holds from."""
+    given = {"chat_id": chat_id, "system_prompt": messages.text(system_prompt)}
+    records = yield Call("set_system_prompt", given)
+    act_no: int = records[0]["act_no"]
+    return act_no
+
+
+def set_chat_profile(chat_id: str, profile: str) -> Steps[int]:
+    """Other limits from now on; returns the act they hold from."""
+    records = yield Call("set_chat_profile", {"chat_id": chat_id, "profile": profile})
+    act_no: int = records[0]["act_no"]
+    return act_no
+
+
+def delete_chat(chat_id: str) -> Steps[dict[str, int]]:
+    """Delete a chat; returns how many rows of which relation."""
+    records = yield Call("delete_chat", {"chat_id": chat_id}, is_repeatable=False)
+    return {record["relation"]: record["rows"] for record in records}
+
+
+def forget_owner(owner: str, tenant: str | None) -> Steps[dict[str, int]]:
+    """Delete all that is an owner's; returns how many rows of which relation."""
+    records = yield Call("forget_owner", {"owner": owner, "tenant": tenant}, is_repeatable=False)
+    return {record["relation"]: record["rows"] for record in records}
+
+
+def original(chat_id: str, seq: int) -> Steps[list[ThreadRow]]:
+    """What was stored at a seq."""
+    return fetch(ThreadRow, Call("message_original", {"chat_id": chat_id, "seq": seq}))
+
+
+def search(chat_id: str, query: str, max_rows: int, before_seq: int | None) -> Steps[list[Found]]:
+    """Messages that hold every word of the query."""
+    given = {
+        "chat_id": chat_id,
+        "query": messages.text(query),
+        "max_rows": max_rows,
+        "before_seq": before_seq,
+    }
+    return fetch(Found, Call("search_thread", given))
 
 
 def remember(chat_id: str, content: str, subject: str | None, kind: str | None) -> Steps[StoredFact]:

@@ -25,6 +25,12 @@ from pycontext.working_window(
     chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer, as_of => %(as_of)s::text) w
 order by w.ordinal;
 
+-- name: explain_window
+select e.seq, e.preview, e.fate, e.by, e.reason, e.tokens, e.stored, e.role, e.section, e.message_id
+from pycontext.explain_window(
+    chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer, as_of => %(as_of)s::text,
+    search => %(search)s::text, before_seq => %(before_seq)s::bigint, max_rows => %(max_rows)s::integer) e;
+
 -- name: openai_messages
 select pycontext.openai_messages(
     chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) as messages;
@@ -176,3 +182,55 @@ from pycontext.lost_values(chat_id => %(chat_id)s::text, summary_id => %(summary
 -- name: line_segments
 select s.seq, s.message_id, s.is_segment, s.summary
 from pycontext.line_segments(chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text) s;
+
+-- name: rewind_chat
+select t.seq, t.message_id, t.kind, t.origin, t.role, t.content, t.tool_calls, t.tool_call_id, t.name, t.tokens,
+    t.is_estimate, t.created_at, t.metadata, t.summary
+from pycontext.rewind_chat(chat_id => %(chat_id)s::text, to_message_id => %(to_message_id)s::text) t;
+
+-- name: fork_chat
+select pycontext.fork_chat(
+    chat_id => %(chat_id)s::text, new_chat_id => %(new_chat_id)s::text, at_message_id => %(at_message_id)s::text,
+    owner => %(owner)s::text, metadata => %(metadata)s::jsonb) as chat_id;
+
+-- name: redact_message
+select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at
+from pycontext.redact_message(chat_id => %(chat_id)s::text, message_id => %(message_id)s::text) m;
+
+-- name: drop_summary
+select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at
+from pycontext.drop_summary(chat_id => %(chat_id)s::text, summary_id => %(summary_id)s::text) m;
+
+-- name: pin_message
+select p.seq, p.message_id, p.unit_seq, p.created_at
+from pycontext.pin_message(chat_id => %(chat_id)s::text, message_id => %(message_id)s::text) p;
+
+-- name: unpin_message
+select p.seq
+from pycontext.unpin_message(chat_id => %(chat_id)s::text, message_id => %(message_id)s::text) p
+where p.seq is not null;
+
+-- name: set_system_prompt
+select pycontext.set_system_prompt(
+    chat_id => %(chat_id)s::text, system_prompt => %(system_prompt)s::text) as act_no;
+
+-- name: set_chat_profile
+select pycontext.set_chat_profile(chat_id => %(chat_id)s::text, profile => %(profile)s::text) as act_no;
+
+-- name: delete_chat
+select d.relation, d.rows from pycontext.delete_chat(chat_id => %(chat_id)s::text) d;
+
+-- name: forget_owner
+select d.relation, d.rows
+from pycontext.forget_owner(owner => %(owner)s::text, tenant => %(tenant)s::text) d;
+
+-- name: message_original
+select t.seq, t.message_id, t.kind, t.origin, t.role, t.content, t.tool_calls, t.tool_call_id, t.name, t.tokens,
+    t.is_estimate, t.created_at, t.metadata, t.summary
+from pycontext.message_original(chat_id => %(chat_id)s::text, seq => %(seq)s::bigint) t;
+
+-- name: search_thread
+select f.seq, f.message_id, f.role, f.preview, f.tokens, f.created_at
+from pycontext.search_thread(
+    chat_id => %(chat_id)s::text, query => %(query)s::text, max_rows => %(max_rows)s::integer,
+    before_seq => %(before_seq)s::bigint) f;

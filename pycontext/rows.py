@@ -44,6 +44,25 @@ class WindowRow:
 
 
 @dataclass(frozen=True)
+class Explained:
+    """One row of `explain_window`: what became of a row in the window, whose doing it is, and why.
+
+    seq is None for what only the window has; `tokens` is what is sent, `stored` what was stored.
+    """
+
+    seq: int | None
+    preview: str
+    fate: str
+    by: str | None
+    reason: str
+    tokens: int
+    stored: int | None
+    role: str | None
+    section: str | None
+    message_id: str | None
+
+
+@dataclass(frozen=True)
 class ThreadRow:
     """One row of `thread`: what was stored. `origin` is set on a summary row ('compaction' or 'reset')."""
 
@@ -195,6 +214,28 @@ class LostValue:
     role: str
     kind: str
     value: str
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A pinned message. `unit_seq`: where what is shown with it begins."""
+
+    seq: int
+    message_id: str
+    unit_seq: int
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Found:
+    """One row of `search_thread`. `preview` is the text around the first word that was found."""
+
+    seq: int
+    message_id: str
+    role: str
+    preview: str
+    tokens: int
+    created_at: datetime
 
 
 def as_row(kind: type[T], record: Mapping[str, Any]) -> T:
