@@ -21,7 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,7 @@ class Server:
                 if prepare is not None:
                     prepare(self)
             except BaseException:
+                self._stop_if_last(users)
                 os.close(users)
                 raise
             self._users, self._pid = users, os.getpid()
@@ -273,8 +274,7 @@ class Server:
             if not self.root.exists():
                 return
             with self._locked():
-                if _flock(users, exclusive=True, wait=False):
-                    self._pg_ctl("stop", "-m", "fast", "-w", check=False)
+                self._stop_if_last(users)
         finally:
             os.close(users)
 
@@ -358,6 +358,14 @@ class Server:
         with (temporary / "postgresql.conf").open("a", encoding="utf-8") as file:
             file.write("\ninclude_if_exists = 'pycontext.conf'  # written anew at each start\n")
         temporary.rename(self.data)
+
+    def _stop_if_last(self, users: int) -> None:
+        if not _flock(users, exclusive=True, wait=False):
+            return
+        self._pg_ctl("stop", "-m", "fast", "-w", check=False)
+        if self.socket_dir != self.root:
+            with suppress(OSError):
+                self.socket_dir.rmdir()
 
     def _ensure_running(self) -> None:
         deadline = time.monotonic() + _START_SECONDS

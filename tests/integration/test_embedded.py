@@ -151,12 +151,23 @@ def test_a_path_too_long_for_a_socket(data: Path) -> None:
     with Server(data.rename(data.with_name(("long name " * 12).strip()))) as server:
         assert server.socket_dir != server.root
         psycopg.connect(server.dsn()).close()
-        shutil.rmtree(server.socket_dir, ignore_errors=True)
+    assert not server.socket_dir.exists()
 
 
 def test_odd_characters_in_the_path(data: Path) -> None:
     with Server(data.rename(data.with_name("it's, 100% «ок» #1"))) as server:
         psycopg.connect(server.dsn()).close()
+    assert not server.socket_dir.exists()
+
+
+def test_a_start_that_fails_leaves_no_server(data: Path) -> None:
+    def fail(server: Server) -> None:
+        psycopg.connect(server.dsn()).close()
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        Server(data).start(prepare=fail)
+    assert not running(data)
 
 
 def test_the_schema_is_brought_up_to_date(data: Path) -> None:
