@@ -226,6 +226,38 @@ def window(
         show.window(out(), rows, limit, f"window of {chat}" + (f" as of {as_of}" if as_of else ""))
 
 
+@app.command()
+def explain(
+    chat: Chat,
+    dsn: Dsn = None,
+    budget: Budget = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of", metavar="MESSAGE_ID", help="The window as it was at this message.", callback=_id
+        ),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option("--search", metavar="TEXT", help="Only rows that hold all these words.")
+    ] = None,
+    before: Annotated[
+        int | None,
+        typer.Option("--before", metavar="SEQ", help="Only what stands before #SEQ.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many rows, the newest.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Say of every row whether the model reads it, in what form, and why (not)."""
+    with reported(), pycontext.connect(target.find(dsn).dsn) as db:
+        rows = db.explain(chat, budget, as_of, search, before, limit)
+        if as_json:
+            print_json({"chat_id": chat, "as_of": as_of, "rows": [asdict(row) for row in rows]})
+            return
+        if not any(row.fate != "not shown" for row in rows):
+            out().print("no such rows" if search else "no messages here")
+        show.explanation(out(), rows)
+
+
 def window_json(chat: str, rows: list[WindowRow], token_budget: int, as_of: str | None) -> dict[str, Any]:
     """The window as `pycontext window --json` prints it."""
     return {

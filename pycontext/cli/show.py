@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from pycontext.cli.terminal import number, visible
-from pycontext.rows import Pass, ThreadRow, WindowRow
+from pycontext.rows import Explained, Pass, ThreadRow, WindowRow
 
 _NARROW = 90
 
@@ -137,6 +137,34 @@ def window(
         line.append("  " + preview(row.content, row.tool_calls))
         console.print(line, no_wrap=True, overflow="ellipsis")
         previous = row.section
+
+
+def explanation(console: Console, rows: Sequence[Explained]) -> None:
+    """What became of each row, a line for each: place, fate, tokens sent of stored, whose doing and why."""
+    width = max((len(f"#{row.seq}") for row in rows if row.seq is not None), default=2)
+    styles = {
+        "kept": "cyan",
+        "left out": "red",
+        "set aside": "red",
+        "shortened": "yellow",
+        "pruned": "yellow",
+    }
+    for row in rows:
+        if row.fate == "not shown":
+            console.print(
+                f"… older rows: {row.reason.replace('before_seq =>', '--before')}", style="bright_black"
+            )
+            continue
+        line = Text()
+        line.append(f"{'' if row.seq is None else f'#{row.seq}':>{width}}", style="bold")
+        line.append(f" {row.fate:<12}", style=styles.get(row.fate, "bright_black"))
+        cost = number(row.tokens)
+        if row.stored is not None and row.stored != row.tokens:
+            cost += f" of {number(row.stored)}"
+        line.append(f" {cost:>15}", style="bright_black")
+        line.append("  " + visible(row.reason + (f" ({row.by})" if row.by else "")))
+        line.append(f"  {visible(row.preview)}", style=_ROLE_STYLES.get(row.role or "", ""))
+        console.print(line, no_wrap=True, overflow="ellipsis")
 
 
 def _hidden(count: int, max_rows: int | None) -> range:

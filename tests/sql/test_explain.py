@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -469,3 +470,28 @@ def test_a_chat_in_a_table_of_the_products(db: Connection) -> None:
     told = explain(db, "7", token_budget=100000)
     assert {row["by"] for row in told if row["fate"] == "summarized"} == {line}
     assert [row["seq"] for row in explain(db, "7", before_seq=50, max_rows=3)] == [None, 47, 48, 49]
+
+
+def test_python_and_the_command_line(db: Connection, dsn: str) -> None:
+    import pycontext
+
+    talk(db, 20)
+    line = compact(db)
+    with pycontext.connect(dsn) as database:
+        told = database.explain("c", token_budget=2000, search="number 3.")
+        assert [row.seq for row in told] == [3]
+        assert told[0].fate == "summarized"
+        assert told[0].by == line
+        whole = database.explain("c")
+        assert sum(row.tokens for row in whole) + 3 == database.status("c").window_tokens
+        assert database.explain("c", as_of="m3")[-1].message_id == "m3"
+    command = [sys.executable, "-m", "pycontext.cli", "explain", "c", "--dsn", dsn]
+    if not (Path(pycontext.__file__).parent / "cli" / "__main__.py").exists():
+        command[1:3] = ["-c", "import sys; from pycontext.cli import main; sys.exit(main())"]
+    as_json = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)
+    assert [row["seq"] for row in as_json["rows"]] == [row.seq for row in whole]
+    shown = subprocess.run(
+        [*command, "--search", "number 3.", "--limit", "5"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "summarized" in shown
+    assert "the summary lacks them" in shown
