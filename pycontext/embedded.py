@@ -105,7 +105,8 @@ def start(folder: Path | None = None) -> Embedded:
 def psql(arguments: Sequence[str] = (), *, dsn: str | None = None) -> int:
     """Runs psql on a database (default: the embedded one) and returns its exit code.
 
-    It opens with aliases (:window, :explain, :thread, :history) beside what the user's own psqlrc sets. The program is the wheel's, or for a dsn of yours, where extra `embedded` is absent, the machine's.
+    It opens with aliases (:window, :explain, :thread, :history) beside what the user's own psqlrc sets. The
+    program is the wheel's, or for a dsn of yours, where extra `embedded` is absent, the machine's.
     """
     program: str | None
     if dsn is None:
