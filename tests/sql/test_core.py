@@ -438,7 +438,10 @@ def test_a_foreign_table_gets_its_line_and_is_not_written(shop: Connection) -> N
 
 
 def test_a_foreign_table_is_its_owners_to_write(shop: Connection) -> None:
-    refused(shop, "PCX09", "select pycontext.append_message('7', 'user', 'hello')")
+    rows(shop, "select pycontext.create_chat('8', source => 'shop')")
+    for chat_id in ("7", "8"):  # by default, and by name
+        refused(shop, "PCX09", "select pycontext.append_message(%s, 'user', 'hello')", chat_id)
+        refused(shop, "PCX09", "select * from pycontext.start_turn(%s, '\"hello\"')", chat_id)
 
 
 def test_a_relation_that_is_no_source_is_refused(shop: Connection) -> None:
