@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long lint psql clean
+.PHONY: help install demo test test-long eval lint psql clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: $(STAMP) ## the test suite (ARGS="-k window" to choose)
 
 test-long: $(STAMP) ## the tests that take minutes, too
 	$(BIN)/python -m pytest -m "long or not long" $(ARGS)
+
+eval: $(STAMP) ## compaction measured on real agent sessions, as a table
+	$(BIN)/python tests/bench/eval.py $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .
