@@ -185,8 +185,10 @@ select w.chat_id, w.tenant, w.profile, w.token_budget, w.window_tokens::integer 
     w.trigger_tokens, w.last_seq, w.act_no, w.updated_at
 from (
     select c.chat_id, c.tenant, c.profile, c.last_seq, c.act_no, c.updated_at, q.read_budget as token_budget,
-        3 + coalesce(p.tokens, 0) + coalesce(l.tokens + coalesce(l.head_frozen, 0) + coalesce(l.request_frozen, 0), 0)
-            + greatest(c.live_tokens, c.total_tokens + c.excess_tokens - coalesce(l.running_total, 0))
+        3 + coalesce(l.head_frozen, 0) + coalesce(l.request_frozen, 0) + 16 * o.waiting
+            + greatest(coalesce(p.tokens, 0) + coalesce(l.tokens, 0) + c.live_tokens,
+                coalesce(greatest(p.tokens, p.frozen_tokens), 0) + coalesce(greatest(l.tokens, l.frozen_tokens), 0)
+                    + c.total_tokens + c.excess_tokens - coalesce(l.running_total, 0))
             - case when c.prune_unit > coalesce(c.line_seq, 0) + 1
                 then greatest(c.prune_total - c.prune_stub - b.base, 0) else 0 end as window_tokens,
         least(floor(f.trigger_ratio * u.budget), f.trigger_tokens)::integer as trigger_tokens
@@ -197,17 +199,21 @@ from (
         select t.read_budget from pycontext.message t
         where t.chat_id = c.chat_id and t.seq = c.request_seq and t.line_no = 0 limit 1) q on true
     left join lateral (
-        select t.origin, t.tokens, t.head_frozen, t.request_frozen, t.running_total, t.running_stub
+        select t.origin, t.tokens, t.frozen_tokens, t.head_frozen, t.request_frozen, t.running_total, t.running_stub
         from pycontext.message t
         where t.chat_id = c.chat_id and t.seq = c.line_seq and t.line_no = c.line_no limit 1) l on true
     left join lateral (
         select t.running_total, t.running_stub from pycontext.message t
         where t.chat_id = c.chat_id and t.seq = c.head_to and t.line_no = 0 limit 1) h on true
     left join lateral (
-        select t.tokens from pycontext.prompt t where t.chat_id = c.chat_id order by t.act_no desc limit 1) p on true
+        select t.tokens, t.frozen_tokens from pycontext.prompt t
+        where t.chat_id = c.chat_id order by t.act_no desc limit 1) p on true
     cross join lateral (
         select coalesce(floor(q.read_budget / c.token_scale)::integer, pycontext._budget(f, c.tool_tokens, c.token_scale)) as budget
         ) u
+    cross join lateral (
+        select count(*) filter (where (x.value ->> 'seq')::bigint > coalesce(c.line_seq, 0) and not x.value ? 'interim') as waiting
+        from jsonb_each(c.open_calls) x) o
     cross join lateral (
         -- what was already short where the pruned range begins
         select case when l.origin = 'compaction' then l.running_total - l.running_stub
