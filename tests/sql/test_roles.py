@@ -33,6 +33,20 @@ def test_a_writer_acts_through_functions_only(roles: Connection) -> None:
     roles.execute("select pycontext.create_chat('a')")
     roles.execute("select pycontext.append_message('a', 'user', 'hello')")
     assert roles.execute("select content from pycontext.working_window('a')").fetchone() == ("hello",)
+    roles.execute("select pycontext.append_message('a', 'user', 'again', message_id => 'm')")
+    for call in (
+        "set_system_prompt('a', 'Be brief.')",
+        "set_profile('mine', context_window => 64000)",
+        "set_chat_profile('a', 'mine')",
+        "pin_message('a', 'm')",
+        "unpin_message('a', 'm')",
+        "fork_chat('a', 'b')",
+        "redact_message('a', 'm')",
+        "rewind_chat('a', 'm')",
+        "delete_chat('b')",
+        "forget_owner('ann')",
+    ):
+        roles.execute(f"select pycontext.{call}")
     for act in ("delete from pycontext.message", "update pycontext.message set role = 'user'"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             roles.execute(act)
@@ -47,11 +61,18 @@ def test_a_reader_reads_only(roles: Connection) -> None:
         "thread('a')",
         "window_status('a')",
         "compaction_plan('a')",
+        "message_original('a', 1)",
+        "search_thread('a', 'hello')",
         "status()",
     ):
         roles.execute(f"select * from pycontext.{read}")
     roles.execute("select pycontext.openai_messages('a'), pycontext.anthropic_messages('a')")
-    for act in ("select pycontext.create_chat('b')", "select pycontext.append_message('a', 'user', 'x')"):
+    for act in (
+        "select pycontext.create_chat('b')",
+        "select pycontext.append_message('a', 'user', 'x')",
+        "select pycontext.rewind_chat('a', '')",
+        "select pycontext.delete_chat('a')",
+    ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             roles.execute(act)
 

@@ -80,6 +80,8 @@ def fill(conn: Connection, tenant: str) -> None:
     )
     conn.execute("select pycontext.fail_compaction(%s, 'm0', 'skipped', 'small')", (chat,))
     conn.execute("select pycontext.remember(%s, %s)", (chat, f"a fact of {tenant}"))
+    conn.execute("select pycontext.claim_compaction(%s, 'holder')", (chat,))
+    conn.execute("select pycontext.pin_message(%s, 'm1')", (chat,))
     conn.execute("select pycontext.start_over(%s)", (chat,))
 
 
@@ -159,6 +161,17 @@ CALLS = [
     "select pycontext.compaction_plan('chat_a')",
     "select pycontext.compaction_source('chat_a', 'm1')",
     "select pycontext.uncounted_messages('chat_a')",
+    "select pycontext.message_original('chat_a', 1)",
+    "select pycontext.search_thread('chat_a', 'said')",
+    "select pycontext.set_system_prompt('chat_a', 'mine now')",
+    "select pycontext.set_chat_profile('chat_a', 'long-1m')",
+    "select pycontext.unpin_message('chat_a', 'm1')",
+    "select pycontext.fork_chat('chat_a', 'chat_a2')",
+    "select pycontext.redact_message('chat_a', 'm1')",
+    "select pycontext.rewind_chat('chat_a', 'm0')",
+    "select pycontext.pin_message('chat_a', 'm0')",
+    "select pycontext.drop_summary('chat_a', 'm0')",
+    "select pycontext.delete_chat('chat_a')",
 ]
 
 
@@ -181,7 +194,33 @@ def test_no_function_reaches_another_tenants_chat(isolated: str) -> None:
         assert everything(conn) == before
         states = [state_of(conn, call) for call in CALLS]
         assert "PCX01" not in states
-        assert states.count(None) >= len(CALLS) - 1
+        assert states.count(None) >= len(CALLS) - 2
+
+
+def test_an_owner_of_another_tenant_is_not_forgotten(isolated: str) -> None:
+    with session(isolated, "a") as conn:
+        before = everything(conn)
+    with session(isolated, "b") as conn:
+        gone = conn.execute("select sum(rows) from pycontext.forget_owner('o', 'a')").fetchone()
+        assert gone == (0,)
+        gone = conn.execute("select sum(rows) from pycontext.forget_owner('o')").fetchone()
+        assert gone is not None
+        assert gone[0] > 0
+    with session(isolated, "a") as conn:
+        assert everything(conn) == before
+
+
+@pytest.mark.parametrize("call", ["set_profile('default', context_window => 64000)", "set_profile('theirs')"])
+def test_profiles_of_others_are_not_altered(isolated: str, call: str) -> None:
+    with session(isolated, "a") as conn:
+        conn.execute("select pycontext.set_profile('theirs', context_window => 32000)")
+        before = rows(conn, "profile")
+    with session(isolated, "b") as conn:
+        assert state_of(conn, f"select pycontext.{call}") == "PCX10"
+        conn.execute("select pycontext.set_profile('ours', context_window => 32000)")
+        conn.execute("select pycontext.set_chat_profile('chat_b', 'ours')")
+    with session(isolated, "a") as conn:
+        assert rows(conn, "profile") == before
 
 
 def test_tables_can_not_be_written_for_another_tenant(isolated: str) -> None:
