@@ -463,7 +463,12 @@ begin
                 s.stub_base := v_row.running_stub;
             end if;
             s.lo_seq := s.head_to;
-            s.floor_seq := greatest(s.floor_seq, s.head_to + 1);
+            if s.source is not null then
+                if s.floor_seq <= s.head_to then
+                    s.total_base := s.total_base + s.head_frozen;  -- the walk back went through the head
+                end if;
+                s.floor_seq := greatest(s.floor_seq, s.head_to + 1);
+            end if;
             v_head_cut := greatest(s.head_frozen - s.head_tokens, 0);
             v_avail := v_avail - s.head_frozen + v_head_cut;
         else

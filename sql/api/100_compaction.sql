@@ -481,7 +481,11 @@ begin
         and q.seq is distinct from f.request_seq), 0)
     into v_rows, v_covered
     from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) q;
-    if c.straddles @> v_to + 1 or c.source is not null and pycontext._splits_unit(c.chat_id, c.source, v_to) then
+    if c.straddles @> v_to + 1 or c.source is null and exists (
+            select from pycontext._stored_row q
+            where q.chat_id = c.chat_id and q.seq between v_to + 1 and v_to + 200 and q.line_no = 0 and q.gone_act is null
+                and q.unit_seq <= v_to)
+        or c.source is not null and pycontext._splits_unit(c.chat_id, c.source, v_to) then
         perform pycontext._raise('PCX07', 'the cut would split a call from its results',
             format('after message %L (#%s)', after_message_id, v_to), 'cut after a whole unit, as compaction_plan does');
     end if;
@@ -599,18 +603,22 @@ declare
     c pycontext.chat;
     s pycontext._window_state;
     f pycontext._line_frame_row;
+    v_place bigint;
 begin
     c := pycontext._lock_chat(chat_id, false);
     s := pycontext._chat_state(chat_id, null, null);
-    if c.source is null and c.last_seq = 0 then
+    select r.seq into v_place
+    from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[s.hi_seq], null, 1, true) r
+    order by r.seq desc limit 1;
+    if v_place is null then
         perform pycontext._raise('PCX02', 'there is nothing to start over from', format('chat %L has no message', chat_id),
             'append a message first');
     end if;
     if pycontext._has_fence(note) then
         note := pycontext._escape_fences(note);
     end if;
-    return pycontext._place_line(s, s.hi_seq, 'reset', to_jsonb(coalesce(note, '')),
-        jsonb_build_object('covers', jsonb_build_object('to_seq', s.hi_seq)), null, f);
+    return pycontext._place_line(s, v_place, 'reset', to_jsonb(coalesce(note, '')),
+        jsonb_build_object('covers', jsonb_build_object('to_seq', v_place)), null, f);
 end
 $$;
 

@@ -1,7 +1,7 @@
 """Measures compaction on real agent sessions, with the extractive summarizer and no model.
 
-`make eval` prints the table of tests/README.md. Every figure is of one replay, turn by turn, through the turn handler:
-a session's rows are added one after another, and each assistant reply stands for one request to a model.
+`make eval` prints the table of tests/README.md. Every figure is of one replay, turn by turn, through the turn
+handler: a session's rows are added one after another, and each reply stands for one request to a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 import psycopg
 
 import pycontext
-from pycontext import tokens
 from pycontext.importer import Conversation, read_conversations
 from pycontext.install import install
 from pycontext.summarizer.extractive import ExtractiveSummarizer
@@ -57,7 +56,11 @@ class Measured:
 def sessions(data: Path) -> Iterator[tuple[str, list[Conversation]]]:
     """The agent sessions by file; the short ones of a file are joined into one chat."""
     for name in AGENT_FILES:
-        found = [c for c in read_conversations((data / name).read_bytes().splitlines(), default_id=name) if isinstance(c, Conversation)]
+        found = [
+            c
+            for c in read_conversations((data / name).read_bytes().splitlines(), default_id=name)
+            if isinstance(c, Conversation)
+        ]
         yield name.removesuffix(".jsonl"), found
 
 
@@ -66,7 +69,11 @@ def joined(conversations: list[Conversation]) -> list[dict[str, Any]]:
     rows = []
     for number, conversation in enumerate(conversations):
         for message in conversation.messages:
-            row = {k: v for k, v in message.items() if k in ("role", "content", "tool_calls", "tool_call_id", "name")}
+            row = {
+                k: v
+                for k, v in message.items()
+                if k in ("role", "content", "tool_calls", "tool_call_id", "name")
+            }
             if row.get("tool_calls"):
                 row["tool_calls"] = [{**call, "id": f"{call['id']}.{number}"} for call in row["tool_calls"]]
             if row.get("tool_call_id"):
@@ -75,8 +82,10 @@ def joined(conversations: list[Conversation]) -> list[dict[str, Any]]:
     return rows
 
 
-def replay(db: pycontext.Database, chat: str, prompt: str | None, rows: list[dict[str, Any]], budget: int) -> Measured:
-    """Adds the rows as they came; each assistant row is a request whose bytes are compared with the one before."""
+def replay(
+    db: pycontext.Database, chat: str, prompt: str | None, rows: list[dict[str, Any]], budget: int
+) -> Measured:
+    """Adds the rows as they came; each reply is a request, compared byte by byte with the one before."""
     m = Measured()
     before = b""
     db.create_chat(chat, system_prompt=prompt)
@@ -91,7 +100,7 @@ def replay(db: pycontext.Database, chat: str, prompt: str | None, rows: list[dic
                     request = json.dumps(turn.messages, ensure_ascii=False).encode()[:-1]
                     m.requests += 1
                     m.sent += len(request)
-                    m.same += len(os.path.commonprefix([before, request]))
+                    m.same += _common(before, request)
                     m.over += turn.window_tokens > turn.token_budget
                     before = request
                 turn.add(rows[n])
@@ -99,10 +108,23 @@ def replay(db: pycontext.Database, chat: str, prompt: str | None, rows: list[dic
     return m
 
 
+def _common(one: bytes, two: bytes) -> int:
+    """Bytes at the start that both have."""
+    low, high = 0, min(len(one), len(two))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == two[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def look(conn: psycopg.Connection[Any], db: pycontext.Database, chat: str, m: Measured) -> None:
     """What is left of the covered rows at the end: in the line, in the facts."""
     m.passes = conn.execute(
-        "select outcome, tokens_before, tokens_after from pycontext.pass where chat_id = %s order by pass_no", (chat,)
+        "select outcome, tokens_before, tokens_after from pycontext.pass where chat_id = %s order by pass_no",
+        (chat,),
     ).fetchall()
     line = conn.execute(
         "select m.seq, m.content #>> '{}' from pycontext.message m where m.chat_id = %s and m.line_no > 0"
@@ -113,10 +135,14 @@ def look(conn: psycopg.Connection[Any], db: pycontext.Database, chat: str, m: Me
         return
     to_seq, text = line
     facts = "\n".join(
-        row[0] for row in conn.execute("select f.content from pycontext.fact f where f.chat_id = %s", (chat,)).fetchall()
+        row[0]
+        for row in conn.execute(
+            "select f.content from pycontext.fact f where f.chat_id = %s", (chat,)
+        ).fetchall()
     )
     covered = conn.execute(
-        "select role, content, tool_calls from pycontext.message where chat_id = %s and seq <= %s and line_no = 0",
+        "select role, content, tool_calls from pycontext.message"
+        " where chat_id = %s and seq <= %s and line_no = 0",
         (chat, to_seq),
     ).fetchall()
     artifacts: set[str] = set()
@@ -142,8 +168,10 @@ def look(conn: psycopg.Connection[Any], db: pycontext.Database, chat: str, m: Me
 
 
 def pruned_share(conn: psycopg.Connection[Any], chat: str) -> tuple[int, int]:
-    """Tokens of the chat whole, and with every result, argument and image before the last unit in one line."""
-    row = conn.execute("select total_tokens, stub_total from pycontext.chat where chat_id = %s", (chat,)).fetchone()
+    """Tokens of the chat whole, and with every result, argument and image in one line."""
+    row = conn.execute(
+        "select total_tokens, stub_total from pycontext.chat where chat_id = %s", (chat,)
+    ).fetchone()
     assert row is not None
     return row
 
@@ -151,7 +179,8 @@ def pruned_share(conn: psycopg.Connection[Any], chat: str) -> tuple[int, int]:
 def outcomes_told(conn: psycopg.Connection[Any], chat: str) -> tuple[int, int]:
     """Stubs there are, and those that name tool, size and a telling line of the result itself."""
     rows = conn.execute(
-        "select stub, content #>> '{}' from pycontext.message where chat_id = %s and stub is not null", (chat,)
+        "select stub, content #>> '{}' from pycontext.message where chat_id = %s and stub is not null",
+        (chat,),
     ).fetchall()
     told = 0
     for stub, body in rows:
@@ -174,8 +203,10 @@ def main() -> None:
         server = get_server(Path(folder) / "data", cleanup_mode="stop")
         conn = psycopg.connect(server.get_uri(), autocommit=True)
         install(conn)
-        print("| session | budget | requests | over budget | pre-pass alone | outcomes told | passes per 100 turns"
-              " (pruned / summarized) | prefix of input | artifacts named | stated values alive |")
+        print(
+            "| session | budget | requests | over budget | pre-pass alone | outcomes told | passes per 100 turns"
+            " (pruned / summarized) | prefix of input | artifacts named | stated values alive |"
+        )
         print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
         with pycontext.connect(server.get_uri(), summarizer=ExtractiveSummarizer()) as db:
             for name, conversations in sessions(arguments.data):
@@ -188,12 +219,19 @@ def main() -> None:
                     count, told = outcomes_told(conn, chat)
                     pruned = sum(p[0] == "pruned" for p in m.passes)
                     made = sum(p[0] == "summarized" for p in m.passes)
-                    print(
-                        f"| {name} | {budget:,} | {m.requests} | {m.over} | −{100 * (1 - stubs / whole):.0f}% "
-                        f"| {told}/{count} | {100 * (pruned + made) / max(m.turns, 1):.0f} ({pruned} / {made}) "
-                        f"| {100 * m.prefix():.1f}% | {m.artifacts_named}/{m.artifacts} | {m.values_alive}/{m.values} |",
-                        flush=True,
-                    )
+                    cells = [
+                        name,
+                        f"{budget:,}",
+                        str(m.requests),
+                        str(m.over),
+                        f"−{100 * (1 - stubs / whole):.0f}%",
+                        f"{told}/{count}",
+                        f"{100 * (pruned + made) / max(m.turns, 1):.0f} ({pruned} / {made})",
+                        f"{100 * m.prefix():.1f}%",
+                        f"{m.artifacts_named}/{m.artifacts}",
+                        f"{m.values_alive}/{m.values}",
+                    ]
+                    print("| " + " | ".join(cells) + " |", flush=True)
         conn.close()
         server.cleanup()
 
