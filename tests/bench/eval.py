@@ -204,8 +204,8 @@ def main() -> None:
         conn = psycopg.connect(server.get_uri(), autocommit=True)
         install(conn)
         print(
-            "| session | budget | requests | over budget | pre-pass alone | outcomes told | passes per 100 turns"
-            " (pruned / summarized) | prefix of input | artifacts named | stated values alive |"
+            "| session | budget | requests | over budget | pre-pass alone | outcomes told"
+            " | passes per 100 turns (pruned / summarized) | prefix of input | artifacts named | stated values alive |"
         )
         print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
         with pycontext.connect(server.get_uri(), summarizer=ExtractiveSummarizer()) as db:
