@@ -288,12 +288,12 @@ class _Planner:
     def _ties(self, table: _Relation) -> str:
         if table.rows > MAX_SCANNED:
             return ""
-        row = self._row(
+        shared = self._rows(
             sql.SQL("select count(*) from (select from {} group by {}, {} having count(*) > 1) t")
             .format(table.identifier, sql.Identifier(self._spec.chat_id), sql.Identifier(self._spec.order[0]))
             .as_string(self._conn)
-        )
-        return f"; here {row[0]} times are shared" if row is not None and row[0] else ""
+        )[0][0]
+        return f"; here {shared} times are shared" if shared else ""
 
     def _created_at(self, table: _Relation) -> str:
         if self._spec.created_at is not None:
@@ -471,13 +471,11 @@ class _Planner:
         has_calls = self._spec.tool_calls is not None or (
             self._spec.from_view is not None and "tool_calls" in types
         )
-        nulls = self._row(
-            f"select count(*) from ({text}) x where x.content is null"
-            + (" and x.tool_calls is null" if has_calls else "").replace("%", "%%")
-        )
-        if nulls is not None and nulls[0]:
+        no_calls = " and x.tool_calls is null" if has_calls else ""
+        nulls = self._rows(f"select count(*) from ({text}) x where x.content is null{no_calls}")[0][0]
+        if nulls:
             self._note(
-                f"{nulls[0]:,} rows have no content; the model reads (empty)",
+                f"{nulls:,} rows have no content; the model reads (empty)",
                 f"--where '{self._spec.content} is not null' leaves them out",
             )
         else:

@@ -107,6 +107,7 @@ declare
     v_ids text[];
     v_lines bigint[];
     v_edge bigint;
+    v_first bigint;
     -- ranges are ranges of units, but for those read by seq from one end
     v_by_unit boolean := not newest_first and message_id is null and not users_only and from_seq < to_seq;
 begin
@@ -124,6 +125,7 @@ begin
     if v_rows is null then
         return;
     end if;
+    v_first := v_rows[1].seq;
     select coalesce(r.encoding, d.encoding) as encoding, coalesce(r.image_tokens, d.image_tokens) as image_tokens into p
     from pycontext.profile d
     left join pycontext.chat c on c.chat_id = _source_rows.chat_id
@@ -211,7 +213,7 @@ begin
                 d.tool_call_id, d.is_orphan, p.image_tokens) q
             where t.tokens is null
             offset 0) k on true
-        where case when v_by_unit then coalesce(d.unit_seq, d.seq) else d.seq end between from_seq and to_seq
+        where case when v_by_unit then d.unit_seq between from_seq and to_seq else d.seq >= v_first end
     )
     select section_no, _source_rows.chat_id, null::bigint, c.seq, 0::smallint, 'message'::text, c.role, c.unit_seq, c.tokens,
         c.tokens, c.tokens, c.reasoning_tokens, -(sum(c.tokens) over (order by c.seq desc) - c.tokens)::bigint, 0::bigint,

@@ -1,0 +1,468 @@
+"""Chats in a product's own table: adopted by the command line, read like native ones, left as they were."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+import pycontext
+from pycontext import cli, install
+from pycontext.source import Adoption, BadAdoption, adopt, plan
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Result]:
+    monkeypatch.setenv("PYCONTEXT_DSN", dsn)
+
+    def run(*arguments: str) -> Result:
+        from pycontext.cli import terminal
+
+        terminal.out.cache_clear()
+        terminal.err.cache_clear()
+        monkeypatch.setattr(sys, "argv", ["pycontext", "adopt", *arguments])
+        capfd.readouterr()
+        code = cli.main()
+        return Result(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def shop(db: Connection) -> Connection:
+    """Bigint ids, text bodies; 30 chats of 40 messages, the last hour's."""
+    db.execute(
+        """
+        create schema app;
+        create table app.message (
+            id bigint generated always as identity primary key, conversation_id bigint not null, sender text not null,
+            body text, deleted_at timestamptz, created_at timestamptz not null default now());
+        insert into app.message (conversation_id, sender, body, created_at)
+        select g % 30 + 1, case when g / 30 % 2 = 0 then 'customer' else 'bot' end,
+            'Order QX-' || g || ' left hub B-' || g || ' on 3 March, please look where it is. ',
+            now() - interval '1 hour' + g * interval '1 second'
+        from generate_series(0, 1199) g;
+        create index message_chat_ix on app.message (conversation_id, id);
+        """
+    )
+    return db
+
+
+SHOP = (
+    "shop", "--table", "app.message", "--chat-id", "conversation_id", "--message-id", "id", "--order", "id", "--role",
+    "sender", "--role-map", "customer=user,bot=assistant", "--content", "body", "--default",
+)  # fmt: skip
+
+
+def value(db: Connection, query: str, *arguments: Any) -> Any:
+    row = db.execute(query, arguments).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def window(db: Connection, chat_id: str, budget: int | None = None) -> list[tuple[Any, ...]]:
+    return db.execute(
+        "select w.section, w.message_id, w.role, w.content, w.tokens from working_window(%s, %s) w order by w.ordinal",
+        (chat_id, budget),
+    ).fetchall()
+
+
+def compact(db: Connection, chat_id: str, budget: int = 1200) -> str:
+    """Place a line where the plan says; returns its id."""
+    place, edit_no = db.execute(
+        "select p.after_message_id, p.edit_no from compaction_plan(%s, %s) p", (chat_id, budget)
+    ).fetchone() or (None, None)
+    assert place is not None
+    return str(
+        value(
+            db,
+            "select message_id from put_summary(%s, %s, %s, edit_no => %s, token_budget => %s)",
+            chat_id, place, json.dumps({"facts": ["Order QX-1"]}), edit_no, budget,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.core
+def test_bigint_ids_are_printed_first_then_run(run: Callable[..., Result], shop: Connection) -> None:
+    dry = run(*SHOP)
+    assert dry.code == 0, dry.err
+    assert 'create or replace view "app"."message_pycontext"' in dry.out
+    assert "pycontext.register_source('shop'" in dry.out
+    assert "create index" not in dry.out
+    assert "ok: a read of one chat uses an index" in dry.err
+    assert value(shop, "select to_regclass('app.message_pycontext')") is None
+    done = run(*SHOP, "--yes")
+    assert done.code == 0, done.err
+    rows = shop.execute("select seq, role, content from working_window(7)").fetchall()
+    assert [r[1] for r in rows] == ["user", "assistant"] * 20
+    assert value(shop, "select count(*) from message") == 0
+    assert run(*SHOP, "--yes").code == 0  # twice is once
+    shop.execute(
+        f"begin; drop view app.message_pycontext; {dry.out.replace('begin;', '').replace('commit;', '')} rollback"
+    )
+
+
+def test_the_index_it_needs_is_made(run: Callable[..., Result], shop: Connection) -> None:
+    shop.execute("drop index app.message_chat_ix")
+    assert "create index" in run(*SHOP).out
+    assert run(*SHOP, "--yes").code == 0
+    assert value(shop, "select to_regclass('app.message_pycontext_ix')") is not None
+    assert "create index" not in run(*SHOP).out
+
+
+def test_roles_unknown_to_the_map_are_refused_with_a_way_out(
+    run: Callable[..., Result], shop: Connection
+) -> None:
+    shop.execute(
+        "insert into app.message (conversation_id, sender, body) values (1, 'notice', 'joined'), (2, 'x''y', '')"
+    )
+    done = run(*SHOP, "--yes")
+    assert done.code == 1
+    assert "'notice' (1 rows)" in done.err
+    assert "'-' to leave its rows out" in done.err
+    assert value(shop, "select count(*) from source") == 0
+    mapped = [*SHOP]
+    mapped[mapped.index("--role-map") + 1] += ",notice=-,x'y=user"
+    assert run(*mapped, "--yes").code == 0
+    assert value(shop, "select count(*) from working_window(1)") == 40
+
+
+def test_null_content_is_told(run: Callable[..., Result], shop: Connection) -> None:
+    shop.execute("update app.message set body = null where id = 5")
+    done = run(*SHOP)
+    assert done.code == 0
+    assert "1 rows have no content" in done.err
+    assert "body is not null" in done.err
+
+
+@pytest.mark.core
+def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: Connection) -> None:
+    db.execute(
+        """
+        create table chat_message (
+            id uuid primary key, conversation uuid not null, author text not null, parts jsonb, calls jsonb,
+            call_id text, created_at timestamptz not null default now())
+        """
+    )
+    chat = "7b0c1d8e-0000-4000-8000-000000000001"
+    made = [
+        ("user", [{"type": "text", "text": "Where is my order?"}], None, None),
+        (
+            "assistant",
+            None,
+            [{"id": "A", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+            None,
+        ),
+        ("tool", [{"type": "text", "text": "hub 7"}], None, "A"),
+        ("assistant", [{"type": "text", "text": "In hub 7."}], None, None),
+    ]
+    for turn in range(30):
+        with db.transaction():  # one transaction, one time: ids alone say the order
+            for n, (role, parts, calls, call_id) in enumerate(made):
+                db.execute(
+                    "insert into chat_message values (%s, %s, %s, %s, %s, %s, now() - interval '1 hour')",
+                    (f"00000000-0000-4000-{turn:04d}-{n:012d}", chat, role, parts and json.dumps(parts),
+                     calls and json.dumps(calls), call_id),
+                )  # fmt: skip
+    options = (
+        "chats", "--table", "chat_message", "--chat-id", "conversation", "--role", "author", "--content", "parts",
+        "--tool-calls", "calls", "--tool-call-id", "call_id", "--default", "--yes",
+    )  # fmt: skip
+    for order in ("created_at", "id"):
+        refused = run(*options, "--order", order)
+        assert refused.code == 1
+        assert "--order created_at,id" in refused.err
+    done = run(*options, "--order", "created_at,id")
+    assert done.code == 0, done.err
+    rows = db.execute(
+        "select role, message_id, seq, tool_call_id from working_window(%s::uuid)", (chat,)
+    ).fetchall()
+    assert [r[0] for r in rows] == ["user", "assistant", "tool", "assistant"] * 30
+    assert [r[1] for r in rows] == sorted(r[1] for r in rows)
+    assert [r[2] for r in rows] == sorted({r[2] for r in rows})
+    again = db.execute(
+        "select m.role, m.message_id from message_original(%s, %s) m", (chat, rows[5][2])
+    ).fetchall()
+    assert again == [("assistant", rows[5][1])]
+    # a line and a replay stand on these places as on any
+    line = compact(db, chat)
+    assert value(db, "select count(*) from working_window(%s) where section = 'summary'", chat) == 1
+    assert value(db, "select seq from summary_line where summary_id = %s", line) in [r[2] for r in rows]
+
+
+@pytest.mark.core
+def test_text_ids_soft_deletes_and_notices(run: Callable[..., Result], db: Connection) -> None:
+    db.execute(
+        """
+        create table post (
+            id varchar(20) primary key, room varchar(12) not null, kind char(9) not null, text text not null,
+            position integer not null, deleted_at timestamptz, sent timestamp not null);
+        insert into post
+        select 'msg_' || g, 'conv_' || g % 3, (array['human', 'ai', 'notice'])[g / 3 % 3 + 1], 'text ' || g, g,
+            case when g % 10 = 0 then now() end, now() at time zone 'UTC' - interval '2 hours' + g * interval '1 s'
+        from generate_series(1, 300) g;
+        """
+    )
+    options = (
+        "posts", "--table", "post", "--chat-id", "room", "--order", "position", "--role", "kind", "--role-map",
+        "human=user,ai=assistant,notice=-", "--content", "text", "--created-at", "sent", "--where",
+        "deleted_at is null", "--default", "--yes",
+    )  # fmt: skip
+    done = run(*options)
+    assert done.code == 0, done.err
+    rows = db.execute("select message_id, role, content from working_window('conv_1')").fetchall()
+    expected = db.execute(
+        "select id, case kind when 'human' then 'user' else 'assistant' end, text from post "
+        "where room = 'conv_1' and deleted_at is null and kind <> 'notice' order by position"
+    ).fetchall()
+    assert rows == expected
+    with pytest.raises(psycopg.Error) as error:
+        db.execute("select * from working_window('no such room')")
+    assert error.value.sqlstate == "PCX01"
+
+
+def test_from_view(run: Callable[..., Result], shop: Connection) -> None:
+    shop.execute(
+        """
+        create view app.mine as select conversation_id as chat_id, id as seq, id as message_id, body as content, created_at,
+            case sender when 'customer' then 'user' else sender end as role from app.message
+        """
+    )
+    refused = run("shop", "--from-view", "app.mine", "--yes")
+    assert refused.code == 1
+    assert "'bot' (600 rows)" in refused.err
+    shop.execute(
+        """
+        create or replace view app.mine as select conversation_id as chat_id, id as seq, id as message_id, body as content,
+            created_at, case sender when 'customer' then 'user' else 'assistant' end as role from app.message
+        """
+    )
+    assert run("shop", "--from-view", "app.mine", "--yes", "--default").code == 0
+    assert len(window(shop, "3")) == 40
+
+
+@pytest.mark.core
+def test_names_that_are_hostile_stay_names(db: Connection) -> None:
+    schema, table, column, name = (
+        'a"b; drop table x',
+        "t'); drop table x; --",
+        'c"d %s {0}',
+        "n'); drop table x; --",
+    )
+    quoted = psycopg.sql.Identifier
+    db.execute("create table x (a int)")
+    db.execute(psycopg.sql.SQL("create schema {}").format(quoted(schema)))
+    db.execute(
+        psycopg.sql.SQL(
+            "create table {} (id bigint primary key, {} text, role text, {} text, created_at timestamptz default now())"
+        ).format(quoted(schema, table), quoted(column), quoted("b' || pg_sleep(9) || '"))
+    )
+    db.execute(
+        psycopg.sql.SQL("insert into {} values (1, %s, 'it''s', 'hello')").format(quoted(schema, table)),
+        ("'; drop table x",),
+    )
+    spec = Adoption(
+        name=name, table=f"{schema}.{table}", chat_id=column, content="b' || pg_sleep(9) || '",
+        role_map={"it's": "user"}, is_default=True,
+    )  # fmt: skip
+    done = adopt(db, spec)
+    assert not done.has_problem, done.checks
+    assert db.execute("select content from working_window(%s)", ("'; drop table x",)).fetchall() == [
+        ("hello",)
+    ]
+    assert value(db, "select count(*) from x") == 0
+    assert value(db, "select forget_source(%s)", name) == 0
+    with pytest.raises(psycopg.Error):
+        plan(db, Adoption(name="s", table="x", chat_id="a", order=("a",), role="a", content="a", created_at="a",
+                          message_id="a", where="true; drop table x"))  # fmt: skip
+    assert value(db, "select count(*) from x") == 0
+    with pytest.raises(BadAdoption):
+        plan(db, Adoption(name="s", table="x", chat_id='a"; drop table x; --'))
+
+
+@pytest.fixture
+def adopted(shop: Connection) -> Connection:
+    assert not adopt(
+        shop,
+        Adoption("shop", "app.message", "conversation_id", role="sender", content="body", is_default=True,
+                 role_map={"customer": "user", "bot": "assistant"}, where="deleted_at is null"),
+    ).has_problem  # fmt: skip
+    return shop
+
+
+def checksum(db: Connection) -> Any:
+    return db.execute(
+        "select md5(string_agg(m::text || m.xmin || m.ctid, ',' order by m.id)), count(*) from app.message m"
+    ).fetchall()
+
+
+@pytest.mark.core
+def test_forgetting_a_source_leaves_the_products_table_as_it_was(adopted: Connection, dsn: str) -> None:
+    before = checksum(adopted)
+    tables = [
+        r[0] for r in adopted.execute(
+            "select relname from pg_class where relnamespace = 'pycontext'::regnamespace and relkind = 'r' "
+            "and relname not in ('migration', 'profile', 'source')"
+        )
+    ]  # fmt: skip
+    with pycontext.connect(dsn) as memory:
+        for chat in ("1", "2", "3"):
+            memory.window(chat)
+            memory.count_tokens(chat)
+            memory.compact(chat, 1200)
+        memory.start_over("4", "again")
+    assert value(adopted, "select count(*) from summary_line") == 4
+    adopted.execute("select pin_message('5', '5')")
+    assert value(adopted, "select forget_source('shop')") == 5
+    assert checksum(adopted) == before
+    left = {t: value(adopted, f"select count(*) from pycontext.{t}") for t in tables}
+    assert not any(left.values()), left
+    assert value(adopted, "select count(*) from source") == 0
+    with pytest.raises(psycopg.Error) as error:
+        adopted.execute("select forget_source('shop')")
+    assert error.value.sqlstate == "PCX12"
+
+
+@pytest.mark.core
+def test_a_changed_row_takes_the_lines_over_it_along(adopted: Connection) -> None:
+    line = compact(adopted, "1")
+    edit_no = value(adopted, "select edit_no from compaction_plan('1')")
+    adopted.execute("update app.message set body = 'my budget is 900' where id = 31")
+    assert value(adopted, "select source_changed('1', '31')") == 1
+    assert value(adopted, "select edit_no from compaction_plan('1')") > edit_no
+    assert value(adopted, "select count(*) from working_window('1') where section = 'summary'") == 0
+    assert ("my budget is 900",) in adopted.execute("select content from working_window('1')").fetchall()
+    assert value(adopted, "select act from act where chat_id = '1' order by act_no desc limit 1") == "stale"
+    assert compact(adopted, "1") != line  # the same place can be summarized anew
+    # a row that no line covers: nothing goes, but what is being written meanwhile is refused
+    edit_no = value(adopted, "select edit_no from compaction_plan('1')")
+    newest = value(adopted, "select max(id)::text from app.message where conversation_id = 1")
+    assert value(adopted, "select source_changed('1', %s)", newest) == 0
+    with pytest.raises(psycopg.Error) as error:
+        adopted.execute("select put_summary('1', '31', '{\"facts\": [\"x\"]}', edit_no => %s)", (edit_no,))
+    assert error.value.sqlstate == "PCX07"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("how", ["update", "delete", "soft delete", "insert"])
+def test_unannounced_changes_are_found(adopted: Connection, how: str) -> None:
+    compact(adopted, "2")
+    assert not adopted.execute("select from status() where finding = 'stale lines'").fetchall()
+    adopted.execute(
+        {
+            "update": "update app.message set body = body || '!' where id = 32",
+            "delete": "delete from app.message where id = 32",
+            "soft delete": "update app.message set deleted_at = now() where id = 32",
+            "insert": "insert into app.message overriding system value values (-5, 2, 'customer', 'early', null, now() - interval '2 hours')",
+        }[how]
+    )
+    assert adopted.execute("select severity from status() where finding = 'stale lines'").fetchall() == [
+        ("warning",)
+    ]
+    adopted.execute("select claim_compaction('2', 'me')")
+    assert value(adopted, "select count(*) from summary_line where chat_id = '2'") == 0
+    assert not adopted.execute("select from status() where finding = 'stale lines'").fetchall()
+    compact(adopted, "2")
+    assert value(adopted, "select count(*) from summary_line where chat_id = '2'") == 1
+
+
+def test_counts_follow_the_row(adopted: Connection, dsn: str) -> None:
+    with pycontext.connect(dsn) as memory:
+        assert memory.count_tokens("6") == 40
+        assert memory.count_tokens("6") == 0
+    assert not adopted.execute("select from working_window('6') where is_estimate").fetchall()
+    adopted.execute("update app.message set body = repeat('слово ', 300) where id = 36")
+    changed = adopted.execute(
+        "select is_estimate, tokens from working_window('6') where message_id = '36'"
+    ).fetchall()
+    assert changed[0][0]
+    assert changed[0][1] > 300
+    with pycontext.connect(dsn) as memory:
+        assert memory.count_tokens("6") == 1
+    assert not adopted.execute("select from working_window('6') where is_estimate").fetchall()
+
+
+@pytest.mark.core
+def test_a_late_commit_with_a_lower_id_reaches_the_model(adopted: Connection, dsn: str) -> None:
+    with psycopg.connect(dsn) as slow:
+        slow.execute(
+            "insert into app.message (conversation_id, sender, body) values (8, 'customer', 'from the slow tab')"
+        )
+        adopted.execute(
+            "insert into app.message (conversation_id, sender, body) select 8, case g % 2 when 0 then 'customer' else 'bot' end, "
+            "repeat('tell me more of it ', 9) from generate_series(1, 60) g"
+        )
+        cut = value(adopted, "select to_seq from compaction_plan('8', 1200)")
+        young = value(
+            adopted, "select min(id) from app.message where conversation_id = 8 and body like 'tell%%'"
+        )
+        assert cut < young  # nothing that may still have an older neighbour
+        compact(adopted, "8")
+        slow.commit()
+    rows = adopted.execute("select content from working_window('8', 100000)").fetchall()
+    assert ("from the slow tab",) in rows
+    # and where a line took it in unseen all the same, the line is found stale
+    adopted.execute("update profile set settle_seconds = 0 where profile = 'default'")
+    with psycopg.connect(dsn) as slow:
+        slow.execute(
+            "insert into app.message (conversation_id, sender, body) values (9, 'customer', 'from the slow tab')"
+        )
+        adopted.execute(
+            "insert into app.message (conversation_id, sender, body) select 9, case g % 2 when 0 then 'customer' else 'bot' end, "
+            "repeat('tell me more of it ', 9) from generate_series(1, 60) g"
+        )
+        compact(adopted, "9")
+        slow.commit()
+    assert ("from the slow tab",) not in adopted.execute(
+        "select content from working_window('9', 100000)"
+    ).fetchall()
+    assert value(adopted, "select source_changed('9')") == 1
+    assert ("from the slow tab",) in adopted.execute(
+        "select content from working_window('9', 100000)"
+    ).fetchall()
+
+
+@pytest.mark.core
+def test_the_products_role_needs_select_on_its_table_only(adopted: Connection) -> None:
+    adopted.execute(install.extra_sql("roles").encode())
+    adopted.execute(
+        "create role web; grant pycontext_writer to web; grant usage on schema app to web; "
+        "grant select on app.message, app.message_pycontext to web"
+    )
+    try:
+        adopted.execute("set role web")
+        assert len(window(adopted, "7")) == 40
+        assert value(adopted, "select decision from start_turn('7')") is not None
+        compact(adopted, "7")
+        adopted.execute("select start_over('7')")
+        for write in (
+            "insert into app.message (conversation_id, sender) values (1, 'x')",
+            "delete from app.message",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                adopted.execute(write)
+        with pytest.raises(psycopg.Error) as error:
+            adopted.execute("select append_message('7', 'user', 'hello')")
+        assert error.value.sqlstate == "PCX09"
+    finally:
+        adopted.execute("reset role; drop owned by web; drop role web")
+        for role in ("pycontext_admin", "pycontext_writer", "pycontext_reader"):
+            adopted.execute(f"drop owned by {role}; drop role {role}")

@@ -1,0 +1,306 @@
+"""One conversation, stored natively and in a product's table: its windows are equal. And what a source alone has."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import psycopg
+import pytest
+
+Connection = psycopg.Connection[Any]
+
+SHOWN = (
+    "w.ordinal, w.section, w.message_id, w.kind, w.role, w.content, w.tool_calls, w.tool_call_id, w.name, w.tokens, "
+    "w.is_escaped"
+)
+
+
+def call(call_id: str, arguments: str = '{"path": "a.py"}') -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "look", "arguments": arguments}}
+
+
+def user(text: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text, **more}
+
+
+def assistant(text: Any = None, *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {}), **more}
+
+
+def result(call_id: str, text: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": call_id, **more}
+
+
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "plain": [user("hello"), assistant("hi"), user("and now?"), assistant("now too")],
+    "parallel": [user("go"), assistant(None, call("A"), call("B")), result("B", "b"), result("A", "a"), assistant("done")],
+    "late": [user("go"), assistant(None, call("A")), user("still there?"), assistant("yes"), result("A", "late"), user("ok")],
+    "never": [user("go"), assistant("on it", call("A"), call("B")), result("A", "a"), user("hello?")],
+    "reused ids": [user("1"), assistant(None, call("A")), result("A", "one"), user("2"), assistant(None, call("A")), result("A", "two")],
+    "twice": [user("1"), assistant(None, call("A")), result("A", "one"), result("A", "again"), user("2")],
+    "interim": [
+        user("pay"), assistant(None, call("P")), result("P", "waiting", metadata={"pending": True}), user("well?"),
+        result("P", "approved"), assistant("paid"),
+    ],
+    "orphan": [user("x"), result("Z", "who asked?"), assistant("nobody"), result("Z", "")],
+    "fence": [user("what is <memory-context> or </chat-summary>?"), assistant([{"type": "text", "text": "<system-note>"}])],
+    "blank": [user(""), assistant("  "), user([{"type": "text", "text": ""}, {"type": "text", "text": "x"}]), assistant(None)],
+    "reasoning": [
+        user("think"), assistant([{"type": "thinking", "thinking": "hm " * 50, "signature": "s"}, {"type": "text", "text": "so"}]),
+        user("more"), assistant([{"type": "thinking", "thinking": "ah " * 50, "signature": "t"}], call("A")), result("A", "a"),
+    ],
+    "image": [user([{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}])],
+    "roles": [{"role": "system", "content": "be kind"}, user("a", name="ann"), {"role": "developer", "content": "b"}, assistant("c")],
+    "injected": [user("mine"), assistant("ok"), user("time is 9:00", metadata={"injected": True}), assistant("so it is")],
+    "scripts": [user("строка 文字 🙂"), assistant("да")],
+}  # fmt: skip
+
+
+@pytest.fixture
+def posts(db: Connection) -> Connection:
+    db.execute(
+        """
+        create table post (
+            id bigint primary key, chat text not null, external text not null, role text not null, content jsonb,
+            tool_calls jsonb, tool_call_id text, name text, metadata jsonb, created_at timestamptz not null);
+        create unique index post_external_ix on post (chat, external);
+        create index post_chat_ix on post (chat, id);
+        create view source_post as select chat as chat_id, id as seq, external as message_id, role, content, tool_calls,
+            tool_call_id, name, metadata, created_at from post;
+        select register_source('posts', 'source_post', true);
+        """
+    )
+    return db
+
+
+def store(db: Connection, chat: str, messages: list[dict[str, Any]]) -> None:
+    """The same messages in both homes, places 1, 2, 3 …; the native chat is called native:…"""
+    db.execute("select create_chat(%s)", ("native:" + chat,))
+    first = db.execute("select coalesce(max(id), 0) from post where chat = %s", (chat,)).fetchone()
+    assert first is not None
+    for n, message in enumerate(messages, first[0] + 1):
+        element = {**message, "message_id": f"m{n}", "created_at": "2025-01-01T00:00:00Z"}
+        db.execute("select append_messages(%s, %s)", ("native:" + chat, json.dumps([element])))
+        columns = [message.get(k) for k in ("content", "tool_calls", "metadata")]
+        db.execute(
+            "insert into post values (%s, %s, %s, %s, %s, %s, %s, %s, %s, '2025-01-01T00:00:00Z')",
+            (n, chat, f"m{n}", message["role"], *(None if c is None else json.dumps(c) for c in columns[:2]),
+             message.get("tool_call_id"), message.get("name"), None if columns[2] is None else json.dumps(columns[2])),
+        )  # fmt: skip
+
+
+def windows(db: Connection, chat: str, budget: int | None = None) -> tuple[list[Any], list[Any]]:
+    query = f"select {SHOWN} from working_window(%s, %s) w order by w.ordinal"
+    native = db.execute(query, ("native:" + chat, budget)).fetchall()
+    return native, db.execute(query, (chat, budget)).fetchall()
+
+
+@pytest.fixture
+def primary_key_per_chat(posts: Connection) -> Connection:
+    posts.execute("alter table post drop constraint post_pkey")
+    return posts
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", CHATS)
+def test_the_window_is_that_of_a_native_chat(primary_key_per_chat: Connection, name: str) -> None:
+    db = primary_key_per_chat
+    for n in range(1, len(CHATS[name]) + 1):  # after every message
+        store(db, name, CHATS[name][n - 1 : n])
+        native, adopted = windows(db, name)
+        assert adopted == native
+    for format in ("openai", "anthropic"):
+        both = [
+            db.execute(f"select {format}_messages(%s)", (chat,)).fetchone()
+            for chat in (name, "native:" + name)
+        ]
+        assert both[0] == both[1]
+
+
+def random_chat(seed: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    open_calls: list[str] = []
+    made: list[dict[str, Any]] = []
+    for n in range(rng.randint(10, 60)):
+        kind = rng.random()
+        if open_calls and kind < 0.4:
+            call_id = rng.choice(open_calls)
+            pending = rng.random() < 0.2
+            made.append(
+                result(
+                    call_id,
+                    f"result {n} " * rng.randint(1, 9),
+                    **({"metadata": {"pending": True}} if pending else {}),
+                )
+            )
+            if not pending:
+                open_calls.remove(call_id)
+        elif kind < 0.6:
+            ids = [f"c{rng.randint(1, 6)}" for _ in range(rng.randint(1, 3))]
+            ids = list(dict.fromkeys(ids))
+            made.append(assistant(rng.choice([None, "let me see"]), *(call(i) for i in ids)))
+            open_calls = [c for c in open_calls if c not in ids] + ids
+        elif kind < 0.8:
+            made.append(user(f"question {n} " * rng.randint(1, 20)))
+        elif kind < 0.85:
+            made.append(result(f"x{n}", "nobody asked"))
+        else:
+            made.append(assistant(f"answer {n} " * rng.randint(1, 20)))
+    return made
+
+
+def answered_chat(seed: int) -> list[dict[str, Any]]:
+    """Turns whose calls are answered at once, in any order."""
+    rng = random.Random(seed)
+    made: list[dict[str, Any]] = []
+    for n in range(12):
+        made.append(user(f"question {n} " * rng.randint(1, 9)))
+        for _ in range(rng.randint(0, 2)):
+            ids = [f"c{k}" for k in range(rng.randint(1, 3))]
+            made.append(assistant(None, *(call(i) for i in ids)))
+            rng.shuffle(ids)
+            made.extend(result(i, f"result {n} " * rng.randint(1, 9)) for i in ids)
+        made.append(assistant(f"answer {n} " * rng.randint(1, 9)))
+    return made
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("seed", range(12))
+def test_random_chats_are_equal(primary_key_per_chat: Connection, seed: int) -> None:
+    store(primary_key_per_chat, "r", [user("begin"), *random_chat(seed)])
+    native, adopted = windows(primary_key_per_chat, "r")
+    assert adopted == native
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_make_equal_windows(primary_key_per_chat: Connection, seed: int) -> None:
+    db = primary_key_per_chat
+    made = answered_chat(seed)
+    store(db, "r", made)
+    summary = json.dumps({"facts": ["a"]})
+    placed = 0
+    for n in range(8, len(made) - 4, 5):
+        if made[n]["role"] == "tool":  # m{n} is followed by a result of its own unit
+            with pytest.raises(psycopg.Error) as error:
+                db.execute("select put_summary('r', %s, %s)", (f"m{n}", summary))
+            assert error.value.sqlstate == "PCX07"
+            continue
+        outcomes = []
+        for chat in ("native:r", "r"):
+            try:
+                db.execute("select put_summary(%s, %s, %s)", (chat, f"m{n}", summary))
+                outcomes.append(None)
+            except psycopg.Error as refused:
+                outcomes.append(refused.diag.message_primary)
+        assert outcomes[0] == outcomes[1]
+        placed += outcomes[0] is None
+        native, adopted = windows(db, "r")
+        adopted = [tuple("sum" if str(v).startswith("sum_") else v for v in row) for row in adopted]
+        native = [tuple("sum" if str(v).startswith("sum_") else v for v in row) for row in native]
+        assert adopted == native, n
+    assert placed >= 2
+    for chat in ("native:r", "r"):
+        db.execute("select start_over(%s, 'note')", (chat,))
+    native, adopted = windows(db, "r")
+    assert [row[1:2] + row[3:] for row in adopted] == [row[1:2] + row[3:] for row in native]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("seed", range(6))
+def test_any_budget_fits_and_pairs(primary_key_per_chat: Connection, seed: int) -> None:
+    db = primary_key_per_chat
+    store(db, "r", [user("begin"), *random_chat(seed + 100), user("the newest request")])
+    for budget in (150, 300, 600, 1200):
+        rows = db.execute(
+            "select role, content, tool_calls, tool_call_id, tokens from working_window('r', %s) order by ordinal",
+            (budget,),
+        ).fetchall()
+        assert 3 + sum(r[4] for r in rows) <= budget
+        assert any(r[1] == "the newest request" for r in rows)
+        waiting: list[str] = []
+        for role, _, calls, call_id, _ in rows:
+            if role == "tool":
+                waiting.remove(call_id)
+                continue
+            assert not waiting
+            waiting = [c["id"] for c in calls or ()]
+        assert not waiting
+
+
+def test_a_result_finds_its_call_across_the_edge_of_a_range(primary_key_per_chat: Connection) -> None:
+    db = primary_key_per_chat
+    store(
+        db,
+        "e",
+        [user("go"), assistant(None, call("A")), user("b"), assistant("c"), result("A", "late"), user("d")],
+    )
+
+    def rows(low: int, high: int) -> list[tuple[int, int]]:
+        return db.execute(
+            "select seq, unit_seq from pycontext._thread_rows('e', 'posts', array[%s]::bigint[], array[%s]::bigint[]) order by seq",
+            (low, high),
+        ).fetchall()
+
+    assert rows(1, 3) == [(1, 1), (2, 2), (3, 3), (5, 2)]  # the unit comes whole
+    assert rows(3, 6) == [(3, 3), (4, 4), (6, 6)]  # and goes whole
+    assert rows(5, 5) == [(5, 2)]
+
+
+@pytest.mark.core
+def test_acts_that_belong_to_the_product_are_refused(posts: Connection) -> None:
+    store(posts, "a", CHATS["plain"])
+    for act in (
+        "append_message('a', 'user', 'x')",
+        "rewind_chat('a', 'm1')",
+        "redact_message('a', 'm1')",
+    ):
+        with pytest.raises(psycopg.Error) as error:
+            posts.execute(f"select {act}")
+        assert error.value.sqlstate == "PCX09", act
+        assert error.value.diag.message_hint
+    with pytest.raises(psycopg.Error) as error:
+        posts.execute("select source_changed('native:a', 'm1')")
+    assert error.value.sqlstate == "PCX02"
+
+
+@pytest.mark.core
+def test_views_look_with_the_rights_of_whoever_asks(db: Connection) -> None:
+    views = db.execute(
+        "select c.relname, c.reloptions from pg_class c where c.relnamespace = 'pycontext'::regnamespace and c.relkind = 'v' "
+        "and c.relname in ('summary_line', 'chat_overview', 'token_count_coverage', 'compaction_history')"
+    ).fetchall()
+    assert len(views) == 4
+    assert all("security_invoker=true" in (options or ()) for _, options in views)
+
+
+@pytest.mark.core
+def test_findings_and_views(posts: Connection) -> None:
+    db = posts
+    db.execute("select create_chat('big', profile => 'small-8k')")
+    db.execute(
+        "select append_message('big', 'user', repeat('tell me about it. ', 200)) from generate_series(1, 30)"
+    )
+    found = dict(db.execute("select finding, hint from status()").fetchall())
+    assert "pycontext compact" in found["chats over budget"]
+    assert "expired leases" not in found
+    db.execute("select claim_compaction('big', 'me', 1)")
+    db.execute("update pycontext.lease set expires_at = now() - interval '1 minute'")
+    assert "expired leases" in dict(db.execute("select finding, hint from status()").fetchall())
+    overview = db.execute(
+        "select messages, live_tokens > token_budget, line_seq from chat_overview where chat_id = 'big'"
+    )
+    assert overview.fetchall() == [(30, True, None)]
+    coverage = db.execute(
+        "select rows, counted, estimated, percent from token_count_coverage where chat_id = 'big'"
+    )
+    assert coverage.fetchall() == [(30, 0, 30, 0)]
+    db.execute("select start_over('big', 'again')")
+    lines = db.execute(
+        "select seq, origin, text, is_newest from summary_line where chat_id = 'big'"
+    ).fetchall()
+    assert lines == [(30, "reset", "again", True)]
