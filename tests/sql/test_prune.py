@@ -21,13 +21,19 @@ def agent_turns(db: Connection, chat: str, turns: int, *, size: int = 3000) -> N
             "type": "function",
             "function": {
                 "name": "write_file",
-                "arguments": json.dumps({"path": f"src/mod{turn}.py", "content": f"value = {turn}\n" * (size // 12)}),
+                "arguments": json.dumps(
+                    {"path": f"src/mod{turn}.py", "content": f"value = {turn}\n" * (size // 12)}
+                ),
             },
         }
         rows = [
             {"role": "user", "content": f"make module {turn}"},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{turn}", "content": f"wrote mod{turn}\n" + "line of output\n" * (size // 15)},
+            {
+                "role": "tool",
+                "tool_call_id": f"c{turn}",
+                "content": f"wrote mod{turn}\n" + "line of output\n" * (size // 15),
+            },
             {"role": "assistant", "content": f"module {turn} is written"},
         ]
         db.execute("select from pycontext.append_messages(%s, %s)", (chat, json.dumps(rows)))
@@ -35,7 +41,8 @@ def agent_turns(db: Connection, chat: str, turns: int, *, size: int = 3000) -> N
 
 def window(db: Connection, chat: str, budget: int) -> list[tuple[Any, ...]]:
     return db.execute(
-        "select seq, role, content, tool_calls, tokens, is_shortened from pycontext.working_window(%s, %s)", (chat, budget)
+        "select seq, role, content, tool_calls, tokens, is_shortened from pycontext.working_window(%s, %s)",
+        (chat, budget),
     ).fetchall()
 
 
@@ -58,7 +65,10 @@ def test_a_pass_shortens_only_tool_output_and_arguments_and_keeps_the_tail(db: C
     budget = 14000
     before = {row[0]: row for row in window(db, chat, 100000)}
     assert plan(db, chat, budget)[0] == "prune"
-    done = db.execute("select outcome, tokens_before, tokens_after, to_seq from pycontext.prune_chat(%s, %s)", (chat, budget))
+    done = db.execute(
+        "select outcome, tokens_before, tokens_after, to_seq from pycontext.prune_chat(%s, %s)",
+        (chat, budget),
+    )
     outcome, tokens_before, tokens_after, to_seq = done.fetchone()  # type: ignore[misc]
     after = window(db, chat, budget)
     assert outcome == "pruned"
@@ -100,7 +110,9 @@ def test_a_small_win_is_not_worth_a_pass(db: Connection, chat: str) -> None:
 
 
 def test_the_pass_is_an_act_and_can_be_replayed(db: Connection, chat: str) -> None:
-    newest = db.execute("select message_id from pycontext.message where chat_id = %s order by seq desc limit 1", (chat,))
+    newest = db.execute(
+        "select message_id from pycontext.message where chat_id = %s order by seq desc limit 1", (chat,)
+    )
     (message_id,) = newest.fetchone()  # type: ignore[misc]
     before = window(db, chat, 30000)
     db.execute("select from pycontext.prune_chat(%s, 14000)", (chat,))
@@ -114,20 +126,25 @@ def test_the_pass_is_an_act_and_can_be_replayed(db: Connection, chat: str) -> No
 
 def test_start_turn_runs_the_pass_itself(db: Connection, chat: str) -> None:
     row = db.execute(
-        "select decision, window_tokens, is_degraded from pycontext.start_turn(%s, '\"go on\"', 14000)", (chat,)
+        "select decision, window_tokens, is_degraded from pycontext.start_turn(%s, '\"go on\"', 14000)",
+        (chat,),
     ).fetchone()
     assert row is not None
     decision, tokens, _ = row
     assert decision == "prune"
     assert tokens <= 0.9 * 0.75 * 14000
-    assert db.execute("select outcome from pycontext.pass where chat_id = %s", (chat,)).fetchall() == [("pruned",)]
+    assert db.execute("select outcome from pycontext.pass where chat_id = %s", (chat,)).fetchall() == [
+        ("pruned",)
+    ]
 
 
 def test_a_line_goes_past_the_pruned_part(db: Connection, chat: str) -> None:
     db.execute("select from pycontext.prune_chat(%s, 14000)", (chat,))
     agent_turns(db, chat, 4)
     budget = 8000
-    after = db.execute("select after_message_id from pycontext.compaction_plan(%s, %s)", (chat, budget)).fetchone()
+    after = db.execute(
+        "select after_message_id from pycontext.compaction_plan(%s, %s)", (chat, budget)
+    ).fetchone()
     assert after is not None
     db.execute(
         "select from pycontext.put_summary(%s, %s, %s, token_budget => %s)",
