@@ -861,7 +861,7 @@ begin
 end
 $$;
 
--- Erases what a message said, for ever: its content, names and arguments, and every segment, merged text, stub, count
+-- Erases what a message said: its content, names and arguments, and every segment, merged text, stub, count
 -- and digest that drew on it. The row stays, redacted; so do the lines. Returns the row. PCX01, PCX02, PCX09.
 create or replace function pycontext.redact_message(chat_id text, message_id text)
 returns pycontext.message
@@ -1173,7 +1173,7 @@ $$;
 comment on function pycontext.unpin_message(text, text) is
     'Takes a pin off. Returns it, marked gone; null where the message is not pinned.';
 
--- Deletes the rows that a column names from every table that has it, what refers to others first. Returns the counts.
+-- Deletes the rows of chats from every table that has chat_id, what refers to others first. Returns the counts.
 create or replace function pycontext._erase(chat_ids text[])
 returns setof pycontext.erased_row
 language plpgsql volatile
