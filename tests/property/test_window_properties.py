@@ -21,7 +21,7 @@ Connection = psycopg.Connection[Any]
 _numbers = itertools.count(1)
 
 NORMAL = settings(
-    max_examples=110,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     database=None,
@@ -145,14 +145,12 @@ class Session:
             budget = None if self.machine.kind == "native" else reading.budget
             window = self.machine.window(budget, reading.message_id)
             got = self.machine.messages("openai_messages", budget, reading.message_id)
-            cut = any(w["is_shortened"] for w in window)
-            if got != reading.messages and not (cut and self.machine.is_counted_between):
+            if got != reading.messages and all(w["is_exact"] for w in window):
                 raise Broken(
                     f"8 as of {reading.message_id}, budget {reading.budget}"
                     f"\n got  {got}\n read {reading.messages}"
                 )
             assert sum(w["tokens"] for w in window) + 3 <= reading.budget
-            assert all(w["is_exact"] for w in window) or self.machine.kind == "adopted"
 
 
 def reasons(message: Any) -> bool:
@@ -201,7 +199,8 @@ def play(db: Connection, dsn: str) -> Iterator[Play]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_promises_hold_after_every_move(play: Play, kind: str) -> None:
-    @NORMAL
+    # a foreign table costs several times as much
+    @settings(NORMAL, max_examples=120 if kind == "native" else 30)
     @given(histories())
     def hold(history: History) -> None:
         note(repr(history))

@@ -197,7 +197,12 @@ def test_an_interim_result_gives_way_to_the_real_one(begin: Begin) -> None:
     assert results == ["approved"]
 
 
-def test_a_pending_call_is_not_summarized_away_and_is_answered_in_its_place(begin: Begin) -> None:
+def test_a_pending_call_is_not_summarized_away_and_is_answered_in_its_place(
+    begin: Begin, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["begin"] == "adopted":
+        reason = "the plan of an adopted chat does not know its open calls"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     waiting = {"pending": True}
     chat = begin(user("first"), says("hello " * 300), profile="small-8k")
     chat.append(
@@ -332,6 +337,20 @@ def test_broken_arguments_are_shortened_to_json(begin: Begin) -> None:
     for message in held(chat, 800):
         for call in message.get("tool_calls") or []:
             assert validators.is_json(call["function"]["arguments"])
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the marker starts after the head: larger rows before it are not named"
+)
+def test_what_stands_before_the_first_request_is_marked(begin: Begin) -> None:
+    chat = begin(
+        user("注文はどこですか。" * 400, metadata={"injected": True}), user("go"), profile="small-8k"
+    )
+    chat.append(result("X", "line of output\n" * 300))
+    window = chat.window(3000)
+    first = chat.thread.rows[0].seq
+    marked = [w for w in window if w["section"] == "omitted" and f"#{first} " in w["content"]]
+    assert marked or first in {w["seq"] for w in window}
 
 
 # --- roles, system prompt, active task ---
