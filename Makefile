@@ -34,6 +34,9 @@ test-long: $(STAMP) ## the tests that take minutes, too
 eval: $(STAMP) ## compaction measured on real agent sessions, as a table
 	$(BIN)/python tests/bench/eval.py $(ARGS)
 
+bench: $(STAMP) ## how fast: the table of tests/README.md, with a chat of a million messages (ARGS=--quick)
+	$(BIN)/python tests/bench/bench.py $(ARGS)
+
 lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy
