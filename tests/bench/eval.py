@@ -205,7 +205,8 @@ def main() -> None:
         install(conn)
         print(
             "| session | budget | requests | over budget | pre-pass alone | outcomes told"
-            " | passes per 100 turns (pruned / summarized) | prefix of input | artifacts named | stated values alive |"
+            " | passes per 100 turns (pruned / summarized) | prefix of input"
+            " | artifacts named | stated values alive |"
         )
         print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
         with pycontext.connect(server.get_uri(), summarizer=ExtractiveSummarizer()) as db:

@@ -1,4 +1,4 @@
-"""The pass without a model: old tool results, long arguments and images in one line each, moved in steps, logged."""
+"""The pass without a model: old tool results, long arguments and images in one line each, in steps, logged."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def test_the_pass_is_an_act_and_can_be_replayed(db: Connection, chat: str) -> No
     db.execute("select from pycontext.prune_chat(%s, 14000)", (chat,))
     assert window(db, chat, 30000) != before
     replayed = db.execute(
-        "select seq, role, content, tool_calls, tokens, is_shortened from pycontext.working_window(%s, 30000, %s)",
+        "select seq, role, content, tool_calls, tokens, is_shortened"
+        " from pycontext.working_window(%s, 30000, %s)",
         (chat, message_id),
     ).fetchall()
     assert replayed == before
