@@ -360,7 +360,8 @@ class Machine:
                     )
                 )  # fmt: skip
         else:
-            for message in messages:
+            for sent in messages:
+                message = dict(sent)
                 row_id = int(self._next_id())
                 values = [
                     None if message.get(key) is None else json.dumps(message[key])
