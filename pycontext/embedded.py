@@ -159,10 +159,7 @@ def _installed(server: Server) -> bool:
         if state != "current":
             try:
                 install.install(conn)
-            except (psycopg.errors.InvalidTableDefinition, psycopg.errors.InvalidFunctionDefinition):
-                # Views and functions can't be replaced by any others; released ones only change as they can.
-                if state != "older":
-                    raise
+            except install.SchemaNotReplaceable:
                 return False
         return True
 

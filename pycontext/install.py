@@ -62,6 +62,10 @@ def sql_dir() -> Path:
     )
 
 
+class SchemaNotReplaceable(errors.PycontextError):
+    """Views or functions of a development version are there that `create or replace` can't change."""
+
+
 def known_migrations(folder: Path | None = None) -> tuple[Migration, ...]:
     """The migrations this code knows, in the order in which they run."""
     found = []
@@ -106,9 +110,21 @@ def install(conn: psycopg.Connection[Any], folder: Path | None = None) -> None:
     """Installs or upgrades the schema: runs `build_sql` on this connection.
 
     In a transaction of the caller's it becomes part of it (and must be READ COMMITTED); otherwise it commits.
-    Raises SchemaTooNew where the database holds a migration that this code does not know.
+    Raises SchemaTooNew where the database holds a migration that this code does not know, and
+    SchemaNotReplaceable where a development version's views or functions are in the way.
     """
-    text = build_sql(folder, transaction=False)
+    try:
+        _install(conn, build_sql(folder, transaction=False))
+    except (psycopg.errors.InvalidTableDefinition, psycopg.errors.InvalidFunctionDefinition) as error:
+        # A view or function can't be replaced by any other; released ones only change as they can.
+        raise SchemaNotReplaceable(
+            "the database was made by a development version whose views or functions have changed since",
+            detail=error.diag.message_primary,
+            hint="export what you need, run sql/uninstall.sql and install again",
+        ) from error
+
+
+def _install(conn: psycopg.Connection[Any], text: str) -> None:
     idle = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     with errors.translate(missing=False), conn.transaction():
         if idle:

@@ -76,6 +76,16 @@ def psql(dsn: str, text: str, tmp_path: Path) -> None:
     )
 
 
+def test_what_cannot_be_replaced_is_said_clearly(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("alter view pycontext.finding_row rename column detail to details")
+        with pytest.raises(install.SchemaNotReplaceable) as caught:
+            install.install(conn)
+        assert "details" in str(caught.value.detail)
+        assert "uninstall.sql" in str(caught.value.hint)
+        assert conn.execute("select count(*) from pycontext.profile").fetchone() is not None
+
+
 def test_twice_is_once(dsn: str, empty_dsn: str) -> None:
     put(empty_dsn)
     once = catalog(empty_dsn)
