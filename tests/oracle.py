@@ -374,9 +374,6 @@ class Thread:
             above = line is not None and line.origin == "compaction" and unit[row.seq] <= line.seq
             if above and row.seq not in whole and (lines or not markers):
                 continue
-            head = self.head()
-            if head and row.seq < head[0].seq and head[0].seq in seqs:
-                continue  # before the first request: see the test of test_window.py that is expected to fail
             named = any(low <= row.seq <= high for low, high, _ in ranges)
             _hold(
                 named or (not markers and budget - total < 80),

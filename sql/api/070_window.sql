@@ -416,6 +416,7 @@ declare
     v_total bigint;
     v_cost bigint;
     v_head_cut bigint := 0;
+    v_before bigint := 0;
     v_pins pycontext._pin_row[];
     v_low bigint;
     v_high bigint;
@@ -456,19 +457,24 @@ begin
                 if v_total - s.total_base <= s.head_tokens then
                     s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
                     v_total := s.total_base;
+                else
+                    s.marker_from := s.lo_seq + 1;  -- too much of it: left out, so the marker starts there
+                    v_before := v_total - s.total_base;
                 end if;
                 v_row := pycontext._row_at(s, s.head_to);
                 s.head_frozen := v_row.running_total - v_total;
                 s.total_base := v_row.running_total;
                 s.stub_base := v_row.running_stub;
             end if;
-            s.lo_seq := s.head_to;
             if s.source is not null then
+                select min(r.seq) into s.marker_from
+                from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[s.head_from - 1], null, 1, false) r;
                 if s.floor_seq <= s.head_to then
                     s.total_base := s.total_base + s.head_frozen;  -- the walk back went through the head
                 end if;
                 s.floor_seq := greatest(s.floor_seq, s.head_to + 1);
             end if;
+            s.lo_seq := s.head_to;
             v_head_cut := greatest(s.head_frozen - s.head_tokens, 0);
             v_avail := v_avail - s.head_frozen + v_head_cut;
         else
@@ -487,7 +493,7 @@ begin
     end if;
 
     -- what the last pruning pass settled stays: one border, until the next pass or a line goes past it
-    if s.prune_unit is not null then
+    if s.prune_unit is not null and s.marker_from is null then
         if s.prune_unit <= s.lo_seq + 1 then
             s.prune_unit := null;
             if s.total_hi - s.total_base <= v_avail then
@@ -523,7 +529,7 @@ begin
     end if;
 
     -- pruning alone, at the smallest border of the grid that does; the newest request before it keeps its images
-    if s.source is null and s.stub_hi - s.stub_base < s.total_hi - s.total_base then
+    if s.source is null and s.marker_from is null and s.stub_hi - s.stub_base < s.total_hi - s.total_base then
         v_tail := pycontext._border(s, s.total_hi - v_tail_tokens);
         if v_tail.unit_seq is null then
             v_tail := pycontext._newest_unit(s);
@@ -595,9 +601,9 @@ begin
         v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
         if v_cost + coalesce(v_request.frozen_tokens, v_head_cut) <= v_avail or b.unit_seq = v_tail.unit_seq then
             s.first_unit := b.unit_seq;
-            s.marker_from := s.lo_seq + 1;
+            s.marker_from := coalesce(s.marker_from, s.lo_seq + 1);
             s.marker_to := b.unit_seq - 1;
-            s.marker_tokens := b.start_total - s.total_base;
+            s.marker_tokens := b.start_total - s.total_base + v_before;
             s.border_request := v_request.seq;
             -- it is shown, right after the marker
             s.marker_tokens := s.marker_tokens - coalesce(v_request.frozen_tokens, 0);
@@ -617,7 +623,7 @@ begin
     end loop;
     s.mode := 'shorten';
     s.marker_to := s.first_unit - 1;
-    s.marker_tokens := b.start_total - s.total_base;
+    s.marker_tokens := b.start_total - s.total_base + v_before;
     return s;
 end
 $$;

@@ -253,6 +253,19 @@ begin
 end
 $$;
 
+-- Results that came late, of units before first_unit: no range of #seqs before it names them. Ours alone, and rare.
+create or replace function pycontext._late_rows(s pycontext._window_state, first_unit bigint)
+returns setof pycontext._thread_row
+language sql stable
+as $$
+    select r.*
+    from unnest(s.straddles) q
+    cross join lateral pycontext._thread_rows(s.chat_id, null, array[greatest(lower(q) - 1, s.lo_seq + 1)],
+        array[first_unit - 1], s.act_arg) r
+    where q @> first_unit and r.seq > first_unit and r.seq <= s.hi_seq and (r.superseded_seq is null
+        or not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, s.act_arg, s.hi_seq))
+$$;
+
 -- What a row may be cut down to at a step: 1 results and images, 2 call arguments too, 3 other text too.
 create or replace function pycontext._floor_of(r pycontext._thread_row, step integer)
 returns integer
@@ -289,7 +302,7 @@ declare
     v_eighth integer := s.token_budget / 8;
     v_first bigint := s.first_unit;
     v_from bigint := s.marker_from;
-    v_tokens bigint := s.marker_tokens;
+    v_tokens bigint := coalesce(s.marker_tokens, 0);
     v_room bigint;
     v_sum bigint;
     v_slack bigint;
@@ -319,7 +332,6 @@ begin
     if s.request_seq is not null and s.request_seq is distinct from v_request.seq then
         -- the line's request gives way here: no summary has told it, so the marker does
         v_from := least(v_from, s.request_seq);
-        v_tokens := coalesce(v_tokens, 0) + (select t.tokens from pycontext._row_at(s, s.request_seq) t);
     end if;
     if s.pin_from is not null then
         select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins
@@ -330,10 +342,11 @@ begin
     <<levels>>
     loop
         v_room := s.token_budget - 3 - v_prompt - v_line_tokens
-            - case when v_from < v_first then pycontext._marker_cost(v_from, v_first - 1, v_tokens) else 0 end
+            - case when v_from < v_first then pycontext._marker_cost(v_from, v_first - 1, greatest(s.total_hi, v_tokens)) else 0 end
             - case when v_request.unit_seq >= v_first or exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq)
                 then 0 else coalesce(v_request.tokens, 0) end
-            - (select coalesce(sum(t.tokens), 0) from unnest(v_head || v_pins) t);
+            - (select coalesce(sum(t.tokens), 0) from unnest(v_head || v_pins) t)
+            - case when s.straddles @> v_first then 36 * (select count(*) from pycontext._late_rows(s, v_first)) else 0 end;
         v_slack := 0;
         v_step := 1;
         while v_step <= 3 loop
@@ -374,7 +387,6 @@ begin
         elsif v_level = 2 then
             if v_head is not null then
                 v_from := least(v_from, s.head_from);
-                v_tokens := coalesce(v_tokens, 0) + s.head_frozen;
             end if;
             v_head := null;
         elsif v_level = 3 then
@@ -384,13 +396,13 @@ begin
                 v_line_tokens := 0;
             end if;
         elsif exists (select from unnest(v_rows) t where t.unit_seq >= v_first) then
-            select coalesce(v_tokens, 0) + sum(t.tokens) into v_tokens from unnest(v_rows) t where t.unit_seq = v_first;
+            select v_tokens + sum(t.tokens) into v_tokens from unnest(v_rows) t where t.unit_seq = v_first;
             select coalesce(min(t.unit_seq), s.hi_seq + 1) into v_first from unnest(v_rows) t where t.unit_seq > v_first;
             v_from := coalesce(v_from, s.lo_seq + 1);
         elsif v_pins is not null then
             -- the oldest pin gives way first
             v_from := least(v_from, v_pins[1].unit_seq);
-            v_tokens := coalesce(v_tokens, 0) + (select sum(t.tokens) from unnest(v_pins) t where t.unit_seq = v_pins[1].unit_seq);
+            v_tokens := v_tokens + (select sum(t.tokens) from unnest(v_pins) t where t.unit_seq = v_pins[1].unit_seq);
             select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins
             from unnest(v_pins) t where t.unit_seq <> v_pins[1].unit_seq;
         else
@@ -423,11 +435,24 @@ begin
         return next w;
     end if;
     if v_from < v_first and (v_from = v_first - 1 and v_from = v_request.seq) is not true then
+        if s.source is null then
+            -- all of the range, but for what is shown of it
+            v_tokens := coalesce((pycontext._first_unit(s, v_first, -1)).start_total, s.total_hi)
+                - (select t.running_total - t.frozen_tokens from pycontext._row_at(s, v_from) t)
+                - (select coalesce(sum(t.frozen_tokens), 0) from unnest(v_head || v_pins) t where t.seq between v_from and v_first - 1);
+        end if;
         w := pycontext._marker_row(w.ordinal + 1, v_from,
             case when v_request.seq = v_first - 1 then v_first - 2 else v_first - 1 end,
-            v_tokens - case when v_request.seq between v_from and v_first - 1 then v_request.tokens else 0 end,
+            v_tokens - case when v_request.seq between v_from and v_first - 1 and not exists (
+                select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then v_request.frozen_tokens else 0 end,
             s.source is not null, s.is_exact);
         return next w;
+    end if;
+    if s.straddles @> v_first and v_from < v_first then
+        for r in select t.* from pycontext._late_rows(s, v_first) t order by t.seq loop
+            w := pycontext._marker_row(w.ordinal + 1, r.seq, r.seq, r.frozen_tokens, false, s.is_exact);
+            return next w;
+        end loop;
     end if;
     if v_request.unit_seq < v_first and not exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
         w := pycontext._window_row(w.ordinal + 1, 'request', v_request, s.is_exact);
@@ -547,6 +572,13 @@ begin
             s.source is not null, s.is_exact);
         v_place := v_place || cardinality(v_from);
     end if;
+    if s.mode = 'omit' and s.straddles @> s.first_unit then
+        s.has_open := true;
+        v_extra := v_extra || array(
+            select pycontext._marker_row(null, r.seq, r.seq, r.frozen_tokens, false, s.is_exact)
+            from pycontext._late_rows(s, s.first_unit) r order by r.seq);
+        v_place := v_place || array_fill(cardinality(v_from), array[cardinality(v_extra) - cardinality(v_place)]);
+    end if;
     if s.mode = 'omit' and s.border_request is not null then
         v_from := v_from || s.border_request;
         v_to := v_to || s.border_request;
@@ -568,6 +600,9 @@ begin
             v_pruned || false, v_extra, v_place) r;
         if v_tokens + 3 > s.token_budget then
             s.first_unit := v_first;
+            s.marker_to := v_first - 1;
+            s.marker_tokens := s.marker_tokens
+                + coalesce((select r.frozen_tokens from pycontext._row_at(s, s.border_request) r), 0);
             return query select * from pycontext._shortened_window(s);
         else
             return query select * from unnest(v_extra);

@@ -513,8 +513,8 @@ begin
     select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;
     perform pycontext._log_pass(c, 'summarized', details ->> 'reason',
         case when l.seq is null then (summary #>> '{covers,from_seq}')::bigint else l.seq + 1 end, v_to, r.message_id, s.token_budget,
-        v_before, v_after, coalesce(details, '{}') || jsonb_build_object('lost_values', (
-            select count(*) from pycontext.lost_values(put_summary.chat_id, r.message_id))), s.hi_seq);
+        v_before, v_after, coalesce(details, '{}') || jsonb_build_object('lost_values', case when v_rows <= 5000 then (
+            select count(*) from pycontext.lost_values(put_summary.chat_id, r.message_id)) end), s.hi_seq);
     return r;
 end
 $$;

@@ -27,7 +27,7 @@ NORMAL = settings(
     database=None,
     print_blob=True,
     suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    phases=(Phase.explicit, Phase.generate),
 )
 LONG = settings(NORMAL, max_examples=2000, derandomize=False)
 

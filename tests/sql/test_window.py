@@ -339,9 +339,6 @@ def test_broken_arguments_are_shortened_to_json(begin: Begin) -> None:
             assert validators.is_json(call["function"]["arguments"])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the marker starts after the head: larger rows before it are not named"
-)
 def test_what_stands_before_the_first_request_is_marked(begin: Begin) -> None:
     chat = begin(
         user("注文はどこですか。" * 400, metadata={"injected": True}), user("go"), profile="small-8k"
