@@ -1,4 +1,4 @@
-"""The pass without a model: old tool results, long arguments and images in one line each, in steps, logged."""
+"""The pass without a model: old results, long arguments and images in one line each, in steps, logged."""
 
 from __future__ import annotations
 
