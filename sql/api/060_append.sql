@@ -180,10 +180,10 @@ begin
                 v_act := c.act_no + 1;
                 update pycontext.message t set superseded_seq = r.seq
                 where t.chat_id = c.chat_id and t.seq = (v_open ->> 'interim')::bigint and t.line_no = 0;
-            elsif c.last_unit <> r.unit_seq then
+            elsif c.last_unit > r.unit_seq then
                 v_act := c.act_no + 1;  -- a stand-in was shown in this place
             end if;
-            if c.last_unit <> r.unit_seq then
+            if c.last_unit > r.unit_seq then
                 c.straddles := c.straddles + int8multirange(int8range(r.unit_seq + 1, r.seq, '[]'));
             end if;
         end if;
@@ -254,7 +254,7 @@ begin
 
         -- the chat's running figures
         c.last_seq := r.seq;
-        c.last_unit := r.unit_seq;
+        c.last_unit := greatest(c.last_unit, r.unit_seq);
         c.total_tokens := c.total_tokens + r.frozen_tokens;
         c.stub_total := c.stub_total + r.stub_tokens;
         c.live_tokens := c.live_tokens + r.tokens;

@@ -223,17 +223,21 @@ begin
         from pycontext._thread_rows(c.chat_id, null, array[1::bigint], array[c.last_seq], null, 1, true) r;
         c.total_tokens := coalesce(n.running_total, 0);
         c.stub_total := coalesce(n.running_stub, 0);
-        c.last_unit := coalesce(n.unit_seq, 0);
+        c.last_unit := coalesce((
+            select r.unit_seq from pycontext._stored_row r
+            where r.chat_id = c.chat_id and r.gone_act is null and r.line_no = 0
+            order by r.unit_seq desc, r.seq desc limit 1), 0);
         c.request_seq := case when n.is_user then n.seq else n.after_user end;
         if c.request_seq <= v_reset then
             c.request_seq := null;
         end if;
         select coalesce(sum(p.tokens), 0) as live, coalesce(sum(greatest(p.tokens - p.frozen_tokens, 0)), 0) as excess,
             coalesce(range_agg(int8range(p.unit_seq + 1, p.seq, '[]'))
-                filter (where p.seq <> p.unit_seq and p.before_unit <> p.unit_seq), '{}') as straddles
+                filter (where p.seq <> p.unit_seq and p.before_unit > p.unit_seq), '{}') as straddles
         into f
         from (
-            select r.seq, r.unit_seq, r.tokens, r.frozen_tokens, lag(r.unit_seq) over (order by r.seq) as before_unit
+            select r.seq, r.unit_seq, r.tokens, r.frozen_tokens, max(r.unit_seq) over (
+                order by r.seq rows between unbounded preceding and 1 preceding) as before_unit
             from pycontext._thread_rows(c.chat_id, null, array[coalesce(c.line_seq, 0) + 1], array[c.last_seq]) r) p;
         c.live_tokens := f.live;
         c.excess_tokens := f.excess;

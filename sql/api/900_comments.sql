@@ -85,7 +85,7 @@ comment on column pycontext.chat.head_seq is
 comment on column pycontext.chat.head_to is 'Seq of the head''s last row.';
 comment on column pycontext.chat.head_base is 'running_total before the head.';
 comment on column pycontext.chat.is_head_open is 'True while the next message may still belong to the head.';
-comment on column pycontext.chat.last_unit is 'unit_seq of the newest message.';
+comment on column pycontext.chat.last_unit is 'Unit that started newest.';
 comment on column pycontext.chat.prune_unit is
     'First unit that the last pruning pass left whole; older ones are sent pruned until a line goes past them.';
 comment on column pycontext.chat.prune_total is
