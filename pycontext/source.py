@@ -160,14 +160,19 @@ class _Planner:
         return Plan(tuple(statements), tuple(self._checks))
 
     def relation(self, text: str, what: str) -> _Relation:
-        found = self._row(
-            """
-            select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
-            join pg_catalog.pg_namespace n on n.oid = k.relnamespace
-            where k.oid = pg_catalog.to_regclass(%s)
-            """,
-            (text,),
-        ) or self._row(
+        try:
+            with self._conn.transaction():
+                found = self._row(
+                    """
+                    select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
+                    join pg_catalog.pg_namespace n on n.oid = k.relnamespace
+                    where k.oid = pg_catalog.to_regclass(%s)
+                    """,
+                    (text,),
+                )
+        except psycopg.errors.InvalidName:
+            found = None  # PostgreSQL 15 refuses what 16 calls null
+        found = found or self._row(
             """
             select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
             join pg_catalog.pg_namespace n on n.oid = k.relnamespace

@@ -191,6 +191,11 @@ def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: C
         assert refused.code == 1
         assert "--order created_at,id" in refused.err
     done = run(*options, "--order", "created_at,id")
+    if db.info.server_version < 160000:
+        # PostgreSQL 15 sorts the whole chat to rank the ties of a time: told, not done
+        assert done.code == 1
+        assert "uses no index" in done.err
+        return
     assert done.code == 0, done.err
     rows = db.execute(
         "select role, message_id, seq, tool_call_id from working_window(%s::uuid)", (chat,)
