@@ -553,8 +553,8 @@ def test_lost_values_are_those_nobody_names(db: Connection) -> None:
         "a",
         "hello",
         "hi",
-        "ticket QX-4471, deadline 2026-03-03, bucket b-17, mail a.b@example.com, see https://x.example/p?id=7 "
-        "and src/app/main.py",
+        "ticket QX-4471, deadline 2026-03-03, bucket b-17, mail a.b@example.com, see https://x.example/p?id=7"
+        " and src/app/main.py",
         "the price is 1,299.00 in 2027",
         "and the code ZZ-900",
         "yes",
