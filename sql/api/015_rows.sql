@@ -84,7 +84,7 @@ select
     null::jsonb as open_calls, null::int8multirange as straddles, null::bigint as counted_tokens,
     null::text as prompt, null::integer as prompt_tokens, null::text as prompt_encoding,
     null::timestamptz as prompt_created_at,
-    null::bigint as line_seq, null::smallint as line_no, null::text as line_id, null::text as line_origin,
+    null::bigint as line_seq, null::text as line_id, null::text as line_origin,
     null::jsonb as line_content, null::integer as line_tokens, null::text as line_encoding,
     null::bigint as line_covers_from, null::timestamptz as line_created_at, null::bigint as line_total,
     null::bigint as request_seq, null::bigint as head_from, null::bigint as head_to, null::integer as head_frozen,

@@ -1,3 +1,20 @@
+-- What grids are parts of: the profile's budget, halved for a smaller model until it is near the call's, so that a
+-- small change of the call's budget moves no border.
+create or replace function pycontext._grid_budget(profile_budget integer, token_budget integer)
+returns numeric
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_budget numeric := profile_budget;
+begin
+    while v_budget > 1.25 * token_budget loop
+        v_budget := v_budget / 2;
+    end loop;
+    return v_budget;
+end
+$$;
+
 -- Before every seq: 0 for our own rows, far below for a product's.
 create or replace function pycontext._origin(source text)
 returns bigint
@@ -298,7 +315,6 @@ begin
         order by t.seq desc, t.origin = 'reset' desc, t.line_no desc limit 1;
     end if;
     s.line_seq := l.seq;
-    s.line_no := l.line_no;
     s.line_id := l.message_id;
     s.line_origin := l.origin;
     s.line_content := l.content;
@@ -518,11 +534,7 @@ begin
     -- has no frozen total to stand on
     v_grid := greatest(s.token_budget / 32, 1);
     if s.source is null then
-        v_grid := s.profile_budget;
-        while v_grid > 1.25 * s.token_budget loop
-            v_grid := v_grid / 2;
-        end loop;
-        v_grid := v_grid / 3;
+        v_grid := pycontext._grid_budget(s.profile_budget, s.token_budget) / 3;
         while v_grid > greatest(v_avail / 2, 1) loop
             v_grid := v_grid / 2;
         end loop;

@@ -92,11 +92,7 @@ begin
     v_keep := r.target_tokens - 3 - coalesce(s.prompt_tokens, 0) - coalesce(r.head_tokens, 0) - v_limit;
     v_grid := 1;
     if s.source is null then
-        v_grid := s.profile_budget;
-        while v_grid > 1.25 * s.token_budget loop
-            v_grid := v_grid / 2;
-        end loop;
-        v_grid := greatest(v_grid / 8, 1);
+        v_grid := greatest(pycontext._grid_budget(s.profile_budget, s.token_budget) / 8, 1);
     end if;
     v_tail := pycontext._border(s, s.total_hi - floor(p.tail_ratio * s.token_budget)::bigint);
     if v_tail.unit_seq is null then

@@ -555,6 +555,7 @@ begin
             ('_line_text', 'A line as the model reads it, in its fence.'),
             ('_marker_text', 'The words that stand for what is left out.'),
             ('_marker_cost', 'Tokens of those words.'),
+            ('_grid_budget', 'The budget that grids of borders are parts of.'),
             ('_late_rows', 'Results that came late, of units that are left out.'),
             ('_rendered_rows', 'Rows of whole units as they are sent, verbatim or pruned.'),
             ('_shorten_text', 'A text cut to about so many tokens, with what is missing and its #seq.'),
