@@ -26,10 +26,10 @@ demo: $(STAMP) ## a long conversation, turn by turn, compacted, and its window
 	$(BIN)/pycontext demo $(ARGS)
 
 test: $(STAMP) ## the test suite (ARGS="-k window" to choose)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-long: $(STAMP) ## the tests that take minutes, too
-	$(BIN)/python -m pytest -m "long or not long" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "long or not long" $(ARGS)
 
 eval: $(STAMP) ## compaction measured on real agent sessions, as a table
 	$(BIN)/python tests/bench/eval.py $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import threading
@@ -196,9 +197,6 @@ with pycontext.connect(summarizer=Waiting()) as memory:
 """
 
 
-BUSY = "select count(*) = 1 from pg_stat_activity where application_name = 'pycontext' and"
-
-
 def until(db: Connection, query: str) -> None:
     """Wait until the query says true."""
     for _ in range(600):
@@ -218,9 +216,14 @@ def test_two_processes_at_once_leave_one_row(
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second,
     ):
-        # one has read what it is to tell, the other one has met the lease, and waits
-        for query in ("compaction_source", "claim_compaction"):
-            until(db, f"{BUSY} query ~ '{query}'")
+        # one asks its summarizer, the other one has met the lease, and waits
+        asked = select.select([first.stdout, second.stdout], [], [], 60)[0]
+        assert len(asked) == 1
+        until(
+            db,
+            "select count(*) = 1 from pg_stat_activity"
+            " where application_name = 'pycontext' and query ~ 'claim_compaction'",
+        )
         for process in (first, second):
             assert process.stdin is not None
             process.stdin.write("go\n")

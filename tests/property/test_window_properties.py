@@ -197,10 +197,7 @@ def play(db: Connection, dsn: str) -> Iterator[Play]:
         yield run
 
 
-LATE = pytest.mark.xfail(strict=False, reason="adopted: no marker names the late result of a unit left out")
-
-
-@pytest.mark.parametrize("kind", ["native", pytest.param("adopted", marks=LATE)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_promises_hold_after_every_move(play: Play, kind: str) -> None:
     # a foreign table costs several times as much
     @settings(NORMAL, max_examples=120 if kind == "native" else 30)
