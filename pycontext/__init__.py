@@ -24,6 +24,7 @@ from pycontext.errors import (
     ToolResultWithoutId,
 )
 from pycontext.rows import Message, Pass, Plan, Status, ThreadRow, WindowRow
+from pycontext.scrub import Scrubber, ascrub_stream, scrub, scrub_stream
 from pycontext.turn import Turn
 
 __all__ = [
@@ -45,12 +46,16 @@ __all__ = [
     "PycontextError",
     "SchemaMissing",
     "SchemaTooNew",
+    "Scrubber",
     "Status",
     "SummaryRefused",
     "ThreadRow",
     "ToolResultWithoutId",
     "Turn",
     "WindowRow",
+    "ascrub_stream",
     "connect",
     "embedded",
+    "scrub",
+    "scrub_stream",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 from pycontext import values
 from pycontext.clean import clean_text
 from pycontext.masking import mask
+from pycontext.scrub import scrub
 
 Count = Callable[[str], int]
 
@@ -170,14 +171,9 @@ def tidy(text: str) -> str:
     return _CONTROL.sub("", _ANSI.sub("", clean_text(text)))
 
 
-_BLOCK = re.compile(
-    r"<(memory-context|turn-context|chat-summary)\b[^<>]{0,200}>[\s\S]*?(?:</\s*\1\s*>|\Z)", re.IGNORECASE
-)
-
-
 def without_memory(text: str) -> str:
     """`text` less blocks of recalled memory, of context and of summaries: nobody said those."""
-    return _BLOCK.sub(" ", text) if "<" in text else text
+    return scrub(text) if "<" in text else text
 
 
 def one_line(text: str) -> str:

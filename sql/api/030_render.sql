@@ -65,6 +65,10 @@ as $$
                 when jsonb_typeof(e.value) = 'string' then to_jsonb(pycontext._escape_fences(e.value #>> '{}'))
                 when e.value ? 'text' then jsonb_set(e.value, '{text}',
                     to_jsonb(pycontext._escape_fences(e.value ->> 'text')))
+                when pycontext._part_kind(e.value) = 'other' then
+                    -- in JSON the character is written as two
+                    regexp_replace(e.value::text, '<(?=[\\/\s]*(memory-context|chat-summary|turn-context|system-note))',
+                        '<\\\\', 'gi')::jsonb
                 else e.value
             end order by e.ordinality)
             from jsonb_array_elements(content) with ordinality e)
@@ -138,7 +142,8 @@ begin
         v_content := pycontext._escape_content(v_content);
     end if;
     if is_orphan then
-        return to_jsonb(format(E'[result of tool call %s, which is not in view]\n%s', tool_call_id,
+        return to_jsonb(format(E'[result of tool call %s, which is not in view]\n%s',
+            pycontext._escape_fences(tool_call_id),
             coalesce(nullif(pycontext._content_text(v_content), ''), '(empty)')));
     end if;
     if pycontext._is_blank(v_content) then
