@@ -35,6 +35,7 @@ from pycontext.rows import (
     WindowRow,
 )
 from pycontext.summarizer import Summarizer, from_environment
+from pycontext.tools import Tools
 from pycontext.turn import Turn, TurnRequest
 
 if TYPE_CHECKING:
@@ -445,6 +446,13 @@ class Database:
         Raises NoSuchChat, BadMessage. SQL: search_thread.
         """
         return self._runner.run(operations.search(identity(chat_id), query, max_rows, before_seq))
+
+    def tools(self, chat_id: Id, max_tokens: int = 2000) -> Tools:
+        """Tools for the model in this chat: remember, forget, recall, search_thread, message_original.
+
+        max_tokens: the most that one result may take, counted in o200k_base.
+        """
+        return Tools(self._runner, identity(chat_id), max_tokens)
 
     def turn(
         self,

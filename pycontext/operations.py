@@ -234,18 +234,22 @@ def forget_owner(owner: str, tenant: str | None) -> Steps[dict[str, int]]:
     return {record["relation"]: record["rows"] for record in records}
 
 
-def original(chat_id: str, seq: int) -> Steps[list[ThreadRow]]:
+def original(chat_id: str, seq: int, for_model: bool = False) -> Steps[list[ThreadRow]]:
     """What was stored at a seq."""
-    return fetch(ThreadRow, Call("message_original", {"chat_id": chat_id, "seq": seq}))
+    given = {"chat_id": chat_id, "seq": seq, "for_model": for_model}
+    return fetch(ThreadRow, Call("message_original", given))
 
 
-def search(chat_id: str, query: str, max_rows: int, before_seq: int | None) -> Steps[list[Found]]:
+def search(
+    chat_id: str, query: str, max_rows: int, before_seq: int | None, for_model: bool = False
+) -> Steps[list[Found]]:
     """Messages that hold every word of the query."""
     given = {
         "chat_id": chat_id,
         "query": messages.text(query),
         "max_rows": max_rows,
         "before_seq": before_seq,
+        "for_model": for_model,
     }
     return fetch(Found, Call("search_thread", given))
 

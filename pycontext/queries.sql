@@ -227,10 +227,11 @@ from pycontext.forget_owner(owner => %(owner)s::text, tenant => %(tenant)s::text
 -- name: message_original
 select t.seq, t.message_id, t.kind, t.origin, t.role, t.content, t.tool_calls, t.tool_call_id, t.name, t.tokens,
     t.is_estimate, t.created_at, t.metadata, t.summary
-from pycontext.message_original(chat_id => %(chat_id)s::text, seq => %(seq)s::bigint) t;
+from pycontext.message_original(
+    chat_id => %(chat_id)s::text, seq => %(seq)s::bigint, for_model => %(for_model)s::boolean) t;
 
 -- name: search_thread
 select f.seq, f.message_id, f.role, f.preview, f.tokens, f.created_at
 from pycontext.search_thread(
     chat_id => %(chat_id)s::text, query => %(query)s::text, max_rows => %(max_rows)s::integer,
-    before_seq => %(before_seq)s::bigint) f;
+    before_seq => %(before_seq)s::bigint, for_model => %(for_model)s::boolean) f;

@@ -128,6 +128,14 @@ class Scrubber:
         return ""
 
 
+_FENCE = re.compile(rf"<(?=[\\/\s]*(?:{'|'.join(NAMES)}))", re.IGNORECASE)
+
+
+def escaped(text: str) -> str:
+    """`text` with one character put into each of its tags, as the renderer does it. SQL: _escape_fences."""
+    return _FENCE.sub(r"<\\", text)
+
+
 def scrub(text: str) -> str:
     """`text` without what only the model was to read: `<memory-context>…</memory-context>`, summaries, notes.
 
