@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from pycontext.summarizer.wording import language, without_thinking
-from pycontext.summary import LISTS, Summary, plain, tidy, validate
+from pycontext.models import Unusable, json_in
+from pycontext.summarizer.wording import language
+from pycontext.summary import LISTS, Summary, plain, validate
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -48,41 +48,9 @@ _STEERS = re.compile(
 )
 
 
-class Unusable(Exception):
-    """The answer can't be used; `reason` is told to the model once and then to the pass log."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def text_of(choice: Any) -> str:
-    """The content of a choice; raises `Unusable` for anything that is not a whole answer."""
-    message = getattr(choice, "message", None)
-    if message is None:
-        raise Unusable("the answer holds no message")
-    reason = getattr(choice, "finish_reason", None)
-    if reason == "length":
-        raise Unusable("the answer was cut off at the length limit")
-    if reason == "content_filter" or getattr(message, "refusal", None):
-        raise Unusable("the model refused to answer")
-    content = getattr(message, "content", None)
-    if not isinstance(content, str):
-        content = ""
-    content = without_thinking(tidy(content)).strip()
-    if content:
-        return content
-    if getattr(message, "tool_calls", None) or getattr(message, "function_call", None):
-        raise Unusable("the answer is a tool call, not a summary")
-    extra = getattr(message, "model_extra", None) or {}
-    if any(extra.get(key) for key in ("reasoning", "reasoning_content", "thinking")):
-        raise Unusable("the answer holds reasoning only")
-    raise Unusable("the answer is empty")
-
-
 def parse(text: str, *, takes_prose: bool) -> Summary:
     """The summary in an answer: JSON, else headings, else (where `takes_prose`) notes. Raises `Unusable`."""
-    value = _json(text)
+    value = json_in(text)
     if isinstance(value, dict) and (value.keys() & {*LISTS, "active_task", "notes"}):
         summary = Summary.from_json(value)
     elif value is not None or text.lstrip("`json \n").startswith(("{", "[")):
@@ -115,17 +83,6 @@ def check_language(summary: Summary, expected: str) -> None:
         return
     if language(words) != expected:
         raise Unusable("the answer is not in the language of the chat")
-
-
-def _json(text: str) -> Any:
-    fenced = re.search(r"```(?:json)?\s*([\s\S]*?)```", text)
-    for part in (text, fenced[1] if fenced else "", text[text.find("{") : text.rfind("}") + 1]):
-        if part.strip()[:1] in ("{", "["):
-            try:
-                return json.loads(part, strict=False)
-            except (ValueError, RecursionError):
-                continue
-    return None
 
 
 def _headings(text: str) -> Summary:
