@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # The module is loaded before the function of its name is bound, or its later import would take the name.
 import pycontext.embedded  # noqa: F401  # isort: skip
+from pycontext.async_chat import AsyncDatabase, aconnect
 from pycontext.chat import Database, connect, embedded  # type: ignore[no-redef,assignment,unused-ignore]
 from pycontext.connections import NotConfigured
 from pycontext.errors import (
@@ -13,28 +14,34 @@ from pycontext.errors import (
     BadSource,
     BudgetTooSmall,
     EmbeddedUnavailable,
+    InTransaction,
     LeaseHeld,
     MessageIdReused,
     NoSuchChat,
     NotYourTenant,
+    PoolExhausted,
     PycontextError,
     SchemaMissing,
     SchemaTooNew,
+    StatementCanceled,
     SummaryRefused,
     ToolResultWithoutId,
 )
 from pycontext.rows import Message, Pass, Plan, Status, ThreadRow, WindowRow
 from pycontext.scrub import Scrubber, ascrub_stream, scrub, scrub_stream
-from pycontext.turn import Turn
+from pycontext.turn import AsyncTurn, Turn
 
 __all__ = [
     "AdoptedChat",
+    "AsyncDatabase",
+    "AsyncTurn",
     "BadMessage",
     "BadProfile",
     "BadSource",
     "BudgetTooSmall",
     "Database",
     "EmbeddedUnavailable",
+    "InTransaction",
     "LeaseHeld",
     "Message",
     "MessageIdReused",
@@ -43,16 +50,19 @@ __all__ = [
     "NotYourTenant",
     "Pass",
     "Plan",
+    "PoolExhausted",
     "PycontextError",
     "SchemaMissing",
     "SchemaTooNew",
     "Scrubber",
+    "StatementCanceled",
     "Status",
     "SummaryRefused",
     "ThreadRow",
     "ToolResultWithoutId",
     "Turn",
     "WindowRow",
+    "aconnect",
     "ascrub_stream",
     "connect",
     "embedded",

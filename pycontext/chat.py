@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import psycopg
 
-from pycontext import compaction, memory, messages, operations
+from pycontext import compaction, memory, operations
 from pycontext.compaction import Flush, Job
-from pycontext.connections import CallersLink, Link, OwnLink, PoolLink, Runner, conninfo_from
-from pycontext.errors import PycontextError
-from pycontext.extractor import Extractor, ExtractorRequest, Fact
+from pycontext.connections import CallersLink, Link, OwnLink, PoolLink, Runner, check_given, conninfo_from
+from pycontext.errors import InTransaction
+from pycontext.extractor import AnyExtractor
 from pycontext.extractor import from_environment as extractor_from_environment
-from pycontext.messages import identity
+from pycontext.memory import GivenAsyncExtractor, GivenExtractor
+from pycontext.messages import Id, identity
 from pycontext.operations import Encodings
 from pycontext.rows import (
     Explained,
@@ -34,20 +34,17 @@ from pycontext.rows import (
     ThreadRow,
     WindowRow,
 )
-from pycontext.summarizer import Summarizer, from_environment
+from pycontext.steps import Steps
+from pycontext.summarizer import AnySummarizer, Summarizer, from_environment
 from pycontext.tools import Tools
 from pycontext.turn import Turn, TurnRequest
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
+T = TypeVar("T")
+
 logger = logging.getLogger("pycontext")
-
-#: What a chat or a message is called: the product's own id.
-Id = str | int | UUID
-
-#: An extractor, or a plain function that does for one.
-GivenExtractor = Extractor | Callable[[ExtractorRequest], Sequence[Fact]]
 
 
 def connect(
@@ -74,15 +71,15 @@ def connect(
     Raises NotConfigured where no database is named, psycopg.OperationalError where none answers. A database
     without the schema raises SchemaMissing at the first call.
     """
-    if sum(given is not None for given in (dsn, connection, pool)) > 1:
-        raise ValueError("give a dsn, a connection or a pool, not both or all")
+    link: Link
+    check_given(dsn, connection, pool, psycopg.Connection, "ConnectionPool")
     if pool is not None:
-        return Database(PoolLink(pool), summarizer=summarizer, extractor=extractor)
-    if connection is not None:
-        if not isinstance(connection, psycopg.Connection):
-            raise TypeError(f"connection must be a psycopg.Connection, not {type(connection).__name__}")
-        return Database(CallersLink(connection), summarizer=summarizer, extractor=extractor)
-    return Database(OwnLink(conninfo_from(dsn)), summarizer=summarizer, extractor=extractor)
+        link = PoolLink(pool)
+    elif connection is not None:
+        link = CallersLink(connection)
+    else:
+        link = OwnLink(conninfo_from(dsn))
+    return Database(link, summarizer=summarizer, extractor=extractor)
 
 
 def embedded(
@@ -103,7 +100,59 @@ def embedded(
     return Database(OwnLink(server.dsn), summarizer=summarizer, extractor=extractor)
 
 
-class Database:
+class DatabaseCore:
+    """What a database is, sync or async: who summarizes, who takes facts, and what is known of its chats."""
+
+    def __init__(
+        self,
+        summarizer: AnySummarizer | None,
+        extractor: GivenExtractor | GivenAsyncExtractor | None,
+        flush: Flush | None,
+    ) -> None:
+        self._summarizer = summarizer
+        self._extractor = None if extractor is None else memory.as_extractor(extractor)
+        self._flush = flush or memory.hook(self._choose_extractor)
+        self._encodings = Encodings()
+
+    def _compact(
+        self,
+        chat_id: Id,
+        token_budget: int | None,
+        focus: str | None,
+        summarizer: AnySummarizer | None,
+        *,
+        may_ask: bool,
+    ) -> Steps[Pass]:
+        job = Job(
+            identity(chat_id),
+            compaction.ON_DEMAND,
+            lambda: self._choose() if summarizer is None else summarizer,
+            token_budget,
+            focus,
+            self._flush,
+        )
+        if not may_ask:
+            raise InTransaction(
+                "no model is called inside your transaction",
+                detail=f"compact({job.chat_id!r}) on a connection with an open transaction",
+                hint="commit first, or compact over a connection of its own: pycontext.connect(dsn)",
+            )
+        return compaction.compact(job, self._encodings)
+
+    def _choose_extractor(self) -> AnyExtractor:
+        if self._extractor is None:
+            self._extractor = extractor_from_environment()
+            logger.info("facts are taken by %s", self._extractor.name)
+        return self._extractor
+
+    def _choose(self) -> AnySummarizer:
+        if self._summarizer is None:
+            self._summarizer = from_environment()
+            logger.info("compaction summarizes with %s", self._summarizer.name)
+        return self._summarizer
+
+
+class Database(DatabaseCore):
     """A database of chats, as a context manager. Made by `connect` or `embedded`.
 
     Every call is one short transaction, and none is open between two calls. Errors are classes of
@@ -118,12 +167,9 @@ class Database:
         extractor: GivenExtractor | None = None,
         flush: Flush | None = None,
     ) -> None:
+        super().__init__(summarizer, extractor, flush)
         self._link = link
         self._runner = Runner(link)
-        self._summarizer = summarizer
-        self._extractor = None if extractor is None else memory.as_extractor(extractor)
-        self._flush = flush or memory.hook(self._choose_extractor)
-        self._encodings = Encodings()
 
     def __enter__(self) -> Database:
         return self
@@ -140,6 +186,9 @@ class Database:
         """Close the connection; one that the caller brought stays open."""
         self._link.close()
 
+    def _run(self, steps: Steps[T]) -> T:
+        return self._runner.run(steps)
+
     def create_chat(
         self,
         chat_id: Id,
@@ -155,8 +204,8 @@ class Database:
 
         Raises BadProfile, BadSource. SQL: create_chat.
         """
-        return self._runner.run(
-            operations.create_chat(identity(chat_id), system_prompt, profile, tenant, owner, source, metadata)
+        return self._run(
+            operations.create_chat(chat_id, system_prompt, profile, tenant, owner, source, metadata)
         )
 
     def append(self, chat_id: Id, message: Any) -> list[Message]:
@@ -170,8 +219,7 @@ class Database:
         types.
         SQL: append_messages.
         """
-        elements = messages.elements(message)
-        return self._runner.run(operations.append(identity(chat_id), elements, self._encodings))
+        return self._run(operations.append(chat_id, message, self._encodings))
 
     def window(
         self, chat_id: Id, token_budget: int | None = None, as_of: Id | None = None
@@ -181,8 +229,7 @@ class Database:
         as_of: a message's id: the window as it was at that message. Raises NoSuchChat, BudgetTooSmall. SQL:
             working_window.
         """
-        at = None if as_of is None else identity(as_of, "as_of")
-        return self._runner.run(operations.window(identity(chat_id), token_budget, at))
+        return self._run(operations.window(chat_id, token_budget, as_of))
 
     def explain(
         self,
@@ -200,9 +247,7 @@ class Database:
 
         Raises NoSuchChat, BudgetTooSmall. SQL: explain_window.
         """
-        at = None if as_of is None else identity(as_of, "as_of")
-        asked = operations.explain(identity(chat_id), token_budget, at, search, before_seq, max_rows)
-        return self._runner.run(asked)
+        return self._run(operations.explain(chat_id, token_budget, as_of, search, before_seq, max_rows))
 
     @overload
     def messages(
@@ -219,29 +264,29 @@ class Database:
 
         Raises NoSuchChat, BudgetTooSmall. SQL: openai_messages, anthropic_messages.
         """
-        return self._runner.run(operations.formatted(identity(chat_id), token_budget, format))
+        return self._run(operations.formatted(chat_id, token_budget, format))
 
     def thread(self, chat_id: Id, before_seq: int | None = None, max_rows: int = 50) -> list[ThreadRow]:
         """What was stored, lines included: the newest max_rows before before_seq (None: all), oldest first.
 
         Raises NoSuchChat. SQL: thread.
         """
-        return self._runner.run(operations.thread(identity(chat_id), before_seq, max_rows))
+        return self._run(operations.thread(chat_id, before_seq, max_rows))
 
     def status(self, chat_id: Id) -> Status:
         """The chat's profile, budget, window tokens, newest line. Raises NoSuchChat. SQL: window_status."""
-        return self._runner.run(operations.status(identity(chat_id), self._encodings))
+        return self._run(operations.status(chat_id, self._encodings))
 
     def plan(self, chat_id: Id, token_budget: int | None = None) -> Plan:
         """What compaction would do, and the numbers behind it. Raises NoSuchChat. SQL: compaction_plan."""
-        return self._runner.run(operations.plan(identity(chat_id), token_budget))
+        return self._run(operations.plan(chat_id, token_budget))
 
     def count_tokens(self, chat_id: Id) -> int:
         """Count the rows that only have an estimate; returns how many.
 
         SQL: uncounted_messages, cache_token_counts.
         """
-        return self._runner.run(operations.count_tokens(identity(chat_id), self._encodings))
+        return self._run(operations.count_tokens(chat_id, self._encodings))
 
     def compact(
         self,
@@ -260,24 +305,11 @@ class Database:
         refused it is 'failed', the reason says why, and the chat is as it was. Where another process is at
         it, that one's line is waited for, up to a minute, and its summary_id returned with 'skipped'.
 
-        Raises NoSuchChat, and PycontextError inside a transaction of the caller's. SQL: compaction_plan,
+        Raises NoSuchChat, and InTransaction inside a transaction of the caller's. SQL: compaction_plan,
         claim_compaction, compaction_source, put_summary.
         """
-        job = Job(
-            identity(chat_id),
-            compaction.ON_DEMAND,
-            lambda: self._choose(summarizer),
-            token_budget,
-            focus,
-            self._flush,
-        )
-        if not self._runner.may_ask:
-            raise PycontextError(
-                "no model is called inside your transaction",
-                detail=f"compact({job.chat_id!r}) on a connection with an open transaction",
-                hint="commit first, or compact over a connection of its own: pycontext.connect(dsn)",
-            )
-        return self._runner.run(compaction.compact(job, self._encodings), is_alone=True)
+        steps = self._compact(chat_id, token_budget, focus, summarizer, may_ask=self._runner.may_ask)
+        return self._runner.run(steps, is_alone=True)
 
     def remember(
         self, chat_id: Id, content: str, *, subject: str | None = None, kind: str | None = None
@@ -287,7 +319,7 @@ class Database:
         subject: what it is about, such as 'user.name'; a newer fact about it supersedes this one. kind: a
         word of your own. Secrets are masked. Raises NoSuchChat, BadMessage. SQL: remember.
         """
-        return self._runner.run(operations.remember(identity(chat_id), content, subject, kind))
+        return self._run(operations.remember(chat_id, content, subject, kind))
 
     def recall(
         self,
@@ -304,9 +336,7 @@ class Database:
         max_tokens: what all rows together may take (None: the profile's memory_tokens). Of facts that
         contradict each other only the newest is returned. Raises NoSuchChat. SQL: recall.
         """
-        return self._runner.run(
-            operations.recall(identity(chat_id), query, query_embedding, max_rows, max_tokens)
-        )
+        return self._run(operations.recall(chat_id, query, query_embedding, max_rows, max_tokens))
 
     def forget(self, chat_id: Id, fact_id: str | None = None, *, query: str | None = None) -> int:
         """Forget a fact by its id, or all facts with every word of the query; returns how many went.
@@ -315,7 +345,7 @@ class Database:
         subject, go with it; a later flush does not bring it back. Messages stay as they are. Raises
         NoSuchChat, BadMessage. SQL: forget.
         """
-        return self._runner.run(operations.forget(identity(chat_id), fact_id, query))
+        return self._run(operations.forget(chat_id, fact_id, query))
 
     def memory_page(
         self,
@@ -331,22 +361,21 @@ class Database:
         chat_id: of that chat alone (its owner may be None). before: facts stated earlier than that, for the
         next page. SQL: memory_page.
         """
-        chat = None if chat_id is None else identity(chat_id)
-        return self._runner.run(operations.memory_page(owner, tenant, chat, before, max_rows))
+        return self._run(operations.memory_page(owner, tenant, chat_id, before, max_rows))
 
     def lost_values(self, chat_id: Id, summary_id: str) -> list[LostValue]:
         """Exact values of the messages a line covers that neither the line nor a fact names any more.
 
         Raises NoSuchChat, BadMessage. SQL: lost_values.
         """
-        return self._runner.run(operations.lost_values(identity(chat_id), summary_id))
+        return self._run(operations.lost_values(chat_id, summary_id))
 
     def start_over(self, chat_id: Id, note: str | None = None) -> Message:
         """Draw a line: nothing above it reaches the model any more. The note is all it reads of it.
 
         Raises NoSuchChat. SQL: start_over.
         """
-        return self._runner.run(operations.start_over(identity(chat_id), note))
+        return self._run(operations.start_over(chat_id, note))
 
     def rewind(self, chat_id: Id, to_message_id: Id) -> list[ThreadRow]:
         """Set aside every row after a message, and the lines placed after it; returns what was set aside.
@@ -354,8 +383,7 @@ class Database:
         To edit or regenerate: rewind to the message before, then append. '' sets the whole thread aside.
         Raises NoSuchChat, BadMessage, AdoptedChat. SQL: rewind_chat.
         """
-        at = "" if to_message_id == "" else identity(to_message_id, "to_message_id")
-        return self._runner.run(operations.rewind(identity(chat_id), at))
+        return self._run(operations.rewind(chat_id, to_message_id))
 
     def fork(
         self,
@@ -372,69 +400,67 @@ class Database:
 
         Raises NoSuchChat, BadMessage, MessageIdReused where the chat id is taken. SQL: fork_chat.
         """
-        new = None if new_chat_id is None else identity(new_chat_id, "new_chat_id")
-        at = None if at_message_id is None else identity(at_message_id, "at_message_id")
-        return self._runner.run(operations.fork(identity(chat_id), new, at, owner, metadata))
+        return self._run(operations.fork(chat_id, new_chat_id, at_message_id, owner, metadata))
 
     def redact(self, chat_id: Id, message_id: Id) -> Message:
         """Erase for ever what a message said: its content, and all summaries, facts and counts it went into.
 
         The row stays, marked. Raises NoSuchChat, BadMessage, AdoptedChat. SQL: redact_message.
         """
-        return self._runner.run(operations.redact(identity(chat_id), identity(message_id, "message_id")))
+        return self._run(operations.redact(chat_id, message_id))
 
     def drop_summary(self, chat_id: Id, summary_id: str) -> Message:
         """Take a summary back: the line before it counts again. A reset is never removed.
 
         Raises NoSuchChat, BadMessage. SQL: drop_summary.
         """
-        return self._runner.run(operations.drop_summary(identity(chat_id), summary_id))
+        return self._run(operations.drop_summary(chat_id, summary_id))
 
     def pin(self, chat_id: Id, message_id: Id) -> Pin:
         """Keep a message verbatim in every window, with its unit, until it is unpinned.
 
         Raises NoSuchChat, BadMessage, BudgetTooSmall where pins would leave no room. SQL: pin_message.
         """
-        return self._runner.run(operations.pin(identity(chat_id), identity(message_id, "message_id")))
+        return self._run(operations.pin(chat_id, message_id))
 
     def unpin(self, chat_id: Id, message_id: Id) -> bool:
         """Take a pin off; False where the message is not pinned. Raises NoSuchChat. SQL: unpin_message."""
-        return self._runner.run(operations.unpin(identity(chat_id), identity(message_id, "message_id")))
+        return self._run(operations.unpin(chat_id, message_id))
 
     def set_system_prompt(self, chat_id: Id, system_prompt: str | None) -> int:
         """Give the chat another system prompt (None: none); returns the number of the act it holds from.
 
         Raises NoSuchChat. SQL: set_system_prompt.
         """
-        return self._runner.run(operations.set_system_prompt(identity(chat_id), system_prompt))
+        return self._run(operations.set_system_prompt(chat_id, system_prompt))
 
     def set_chat_profile(self, chat_id: Id, profile: str) -> int:
         """Move the chat to another profile; returns the number of the act its limits hold from.
 
         Raises NoSuchChat, BadProfile. SQL: set_chat_profile.
         """
-        return self._runner.run(operations.set_chat_profile(identity(chat_id), profile))
+        return self._run(operations.set_chat_profile(chat_id, profile))
 
     def delete_chat(self, chat_id: Id) -> dict[str, int]:
         """Delete the chat and every row derived from it; returns how many rows of which relation.
 
         Raises NoSuchChat. SQL: delete_chat.
         """
-        return self._runner.run(operations.delete_chat(identity(chat_id)))
+        return self._run(operations.delete_chat(chat_id))
 
     def forget_owner(self, owner: str, tenant: str | None = None) -> dict[str, int]:
         """Delete all chats of an owner and every row kept for him; returns how many rows of which relation.
 
         tenant: None means the session's. SQL: forget_owner.
         """
-        return self._runner.run(operations.forget_owner(owner, tenant))
+        return self._run(operations.forget_owner(owner, tenant))
 
     def original(self, chat_id: Id, seq: int) -> list[ThreadRow]:
         """The message that the window calls #seq, whole, and the lines that stand right after it.
 
         Empty where the thread has none. Raises NoSuchChat. SQL: message_original.
         """
-        return self._runner.run(operations.original(identity(chat_id), seq))
+        return self._run(operations.original(chat_id, seq))
 
     def search(
         self, chat_id: Id, query: str, max_rows: int = 20, before_seq: int | None = None
@@ -445,14 +471,14 @@ class Database:
 
         Raises NoSuchChat, BadMessage. SQL: search_thread.
         """
-        return self._runner.run(operations.search(identity(chat_id), query, max_rows, before_seq))
+        return self._run(operations.search(chat_id, query, max_rows, before_seq))
 
     def tools(self, chat_id: Id, max_tokens: int = 2000) -> Tools:
         """Tools for the model in this chat: remember, forget, recall, search_thread, message_original.
 
         max_tokens: the most that one result may take, counted in o200k_base.
         """
-        return Tools(self._runner, identity(chat_id), max_tokens)
+        return Tools(self._runner, chat_id, max_tokens)
 
     def turn(
         self,
@@ -492,18 +518,4 @@ class Database:
             token_budget=token_budget,
             context=context,
         )
-        return Turn(self._runner, request, self._encodings, lambda: self._choose(None), self._flush)
-
-    def _choose_extractor(self) -> Extractor:
-        if self._extractor is None:
-            self._extractor = extractor_from_environment()
-            logger.info("facts are taken by %s", self._extractor.name)
-        return self._extractor
-
-    def _choose(self, given: Summarizer | None) -> Summarizer:
-        if given is not None:
-            return given
-        if self._summarizer is None:
-            self._summarizer = from_environment()
-            logger.info("compaction summarizes with %s", self._summarizer.name)
-        return self._summarizer
+        return Turn(self._runner, request, self._encodings, self._choose, self._flush)

@@ -22,7 +22,7 @@ from pycontext.masking import mask
 from pycontext.operations import Encodings
 from pycontext.rows import Lease, Pass, Plan, as_row
 from pycontext.steps import Ask, Call, Pause, Row, Steps
-from pycontext.summarizer import Summarizer, SummarizerFailed, SummaryRequest, SummaryResult
+from pycontext.summarizer import AnySummarizer, SummarizerFailed, SummaryRequest, SummaryResult
 from pycontext.summary import (
     Count,
     SourceMessage,
@@ -92,7 +92,7 @@ class Job:
 
     chat_id: str
     trigger: str
-    choose: Callable[[], Summarizer]
+    choose: Callable[[], AnySummarizer]
     token_budget: int | None = None
     focus: str | None = None
     flush: Flush | None = None
@@ -307,9 +307,7 @@ def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, edit_
         return replace(lost, summary_id=others.summary_id)
     if stored[0]["segment"] != segment.to_json():
         late = spent.as_pass("skipped", "another process was first")
-        return replace(
-            (yield from _ended(job, held, plan, late)), summary_id=stored[0]["message_id"]
-        )
+        return replace((yield from _ended(job, held, plan, late)), summary_id=stored[0]["message_id"])
     return replace(_unchanged("summarized", plan, done.reason, done), summary_id=stored[0]["message_id"])
 
 
@@ -332,7 +330,7 @@ def _flush(
     )
 
 
-def _ask(summarizer: Summarizer, request: SummaryRequest, spent: _Spent) -> Steps[tuple[Summary, Summary]]:
+def _ask(summarizer: AnySummarizer, request: SummaryRequest, spent: _Spent) -> Steps[tuple[Summary, Summary]]:
     """The segment and the merged summary. One that is refused is asked for once more, with the reason."""
     spent.model = summarizer.name
     is_last = getattr(summarizer, "is_deterministic", False)

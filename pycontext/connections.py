@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import selectors
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psycopg
@@ -14,12 +17,12 @@ from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 
 from pycontext import steps as core
-from pycontext.errors import PycontextError, translate
+from pycontext.errors import PoolExhausted, PycontextError, translate
 from pycontext.queries import query
 from pycontext.steps import Question, Row, Step, Steps
 
 if TYPE_CHECKING:
-    from psycopg_pool import ConnectionPool
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 T = TypeVar("T")
 
@@ -27,6 +30,15 @@ VARIABLES = ("PYCONTEXT_DSN", "DATABASE_URL")
 
 # postgresql+psycopg://… is how SQLAlchemy writes it; libpq wants it without the driver.
 _DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
+
+#: How connections of our own are opened: no prepared statements and no session state, so that a transaction
+#: pooler may stand in between.
+OPTIONS: dict[str, Any] = {
+    "autocommit": True,
+    "prepare_threshold": None,
+    "client_encoding": "utf8",
+    "fallback_application_name": "pycontext",
+}
 
 
 class NotConfigured(PycontextError):
@@ -64,11 +76,56 @@ def conninfo_from(dsn: str | None) -> str:
     return _DRIVER.sub(r"\1://", found)
 
 
+def check_given(dsn: Any, connection: Any, pool: Any, kind: type, pool_kind: str) -> None:
+    """At most one is given, and it is of the kind that can be run here: sync or async."""
+    if sum(given is not None for given in (dsn, connection, pool)) > 1:
+        raise ValueError("give a dsn, a connection or a pool, not both or all")
+    if connection is not None and not isinstance(connection, kind):
+        raise TypeError(f"connection must be a psycopg.{kind.__name__}, not {type(connection).__name__}")
+    if pool is not None:
+        import psycopg_pool
+
+        if not isinstance(pool, getattr(psycopg_pool, pool_kind)):
+            raise TypeError(f"pool must be a psycopg_pool.{pool_kind}, not {type(pool).__name__}")
+
+
+def is_alive(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """False where the server hung up on a connection that nobody uses. Nothing is sent to find out."""
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.pgconn.socket, selectors.EVENT_READ)
+            while selector.select(0):
+                connection.pgconn.consume_input()
+    except psycopg.OperationalError:
+        pass
+    return not connection.closed
+
+
+@contextmanager
+def pool_errors(pool: ConnectionPool[Any] | AsyncConnectionPool[Any]) -> Iterator[None]:
+    """`translate`, and PoolExhausted where the pool had no connection to give."""
+    from psycopg_pool import PoolTimeout, TooManyRequests
+
+    try:
+        with translate():
+            yield
+    except (PoolTimeout, TooManyRequests) as error:
+        found = pool.get_stats()
+        raise PoolExhausted(
+            f"pool {pool.name!r} had no connection to give",
+            detail=f"waited up to {pool.timeout} s; of {pool.max_size} connections at most "
+            f"{found.get('pool_size', 0)} are open and {found.get('pool_available', 0)} free, "
+            f"{found.get('connections_errors', 0)} attempts to connect failed",
+            hint="give the pool a larger max_size or timeout, and hold no connection of it around calls or"
+            " models (pycontext holds none while a model works)",
+        ) from error
+
+
 class OwnLink:
     """A connection of our own, in autocommit: every statement is its own transaction.
 
-    No prepared statements and no session state, so a transaction pooler may stand in between. A connection
-    that died while idle is opened anew; the statement it died under is run again where that is harmless.
+    A connection that died while idle is opened anew; the statement it died under is run again, once, where
+    that is harmless. Threads take turns.
     """
 
     in_transaction = False
@@ -76,36 +133,30 @@ class OwnLink:
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
         self._is_closed = False
+        self._lock = threading.Lock()
         self._connection = self._open()
 
-    def _open(self) -> psycopg.Connection[Row]:
+    def _open(self) -> psycopg.Connection[Any]:
         with translate():
-            return psycopg.connect(
-                self._conninfo,
-                autocommit=True,
-                prepare_threshold=None,
-                row_factory=dict_row,
-                client_encoding="utf8",
-                fallback_application_name="pycontext",
-            )
+            return psycopg.connect(self._conninfo, **OPTIONS)
 
     def execute(
         self, statement: str, parameters: Mapping[str, Any], *, is_repeatable: bool, is_alone: bool
     ) -> list[Row]:
         """Run one statement in a transaction of its own."""
-        if self._is_closed:
-            raise RuntimeError("this database is closed")
-        if self._connection.closed:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("this database is closed")
+            if is_alive(self._connection):
+                try:
+                    with translate():
+                        return _rows(self._connection, statement, parameters)
+                except psycopg.OperationalError:
+                    if not (is_repeatable and self._connection.closed):
+                        raise
             self._connection = self._open()
-        try:
             with translate():
                 return _rows(self._connection, statement, parameters)
-        except Exception:
-            if not (is_repeatable and self._connection.closed):
-                raise
-        self._connection = self._open()
-        with translate():
-            return _rows(self._connection, statement, parameters)
 
     def close(self) -> None:
         """Close the connection."""
@@ -157,8 +208,13 @@ class PoolLink:
         self, statement: str, parameters: Mapping[str, Any], *, is_repeatable: bool, is_alone: bool
     ) -> list[Row]:
         """Run one statement; committed when the connection goes back."""
-        with translate(), self._pool.connection() as connection:
-            return _rows(connection, statement, parameters)
+        with pool_errors(self._pool):
+            for _ in range(self._pool.max_size):  # those that died idle; the pool replaces them
+                with self._pool.connection() as connection:
+                    if is_alive(connection):
+                        return _rows(connection, statement, parameters)
+            with self._pool.connection() as connection:
+                return _rows(connection, statement, parameters)
 
     def close(self) -> None:
         """Leave it open: it is the caller's."""

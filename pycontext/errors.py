@@ -23,6 +23,9 @@ __all__ = [
     "SchemaTooNew",
     "BadSource",
     "SchemaMissing",
+    "InTransaction",
+    "StatementCanceled",
+    "PoolExhausted",
     "EmbeddedUnavailable",
     "UnknownEncoding",
     "from_psycopg",
@@ -142,6 +145,18 @@ class SchemaMissing(PycontextError):
     """Schema pycontext is not installed in this database, or only an older one."""
 
 
+class InTransaction(PycontextError):
+    """What calls a model was asked for inside the caller's open transaction."""
+
+
+class StatementCanceled(PycontextError):
+    """The server broke a statement off: a timeout of the session, or somebody's order. Nothing was stored."""
+
+
+class PoolExhausted(PycontextError):
+    """The connection pool, or the pooler in front of the server, had no connection to give in time."""
+
+
 class EmbeddedUnavailable(PycontextError):
     """The embedded server can't be used here; the message says why and the hint what to do."""
 
@@ -158,6 +173,12 @@ _BY_SQLSTATE: dict[str, type[PycontextError]] = {
     )
     if cls.SQLSTATE is not None
 }  # fmt: skip
+
+# query_canceled, lock_not_available
+_CANCELED = {
+    "57014": "raise statement_timeout for this session or role, or ask for less (token_budget, max_rows)",
+    "55P03": "another transaction holds this chat; raise lock_timeout, or look for it in pg_stat_activity",
+}
 
 # invalid_schema_name, undefined_function, undefined_table
 _MISSING = frozenset({"3F000", "42883", "42P01"})
@@ -177,6 +198,18 @@ def from_psycopg(error: psycopg.Error) -> PycontextError | None:
             "schema pycontext is not installed in this database, or only an older one",
             detail=message,
             hint="run `pycontext install`, or `pycontext sql | psql -v ON_ERROR_STOP=1`",
+            sqlstate=state,
+        )
+    if state in _CANCELED:
+        return StatementCanceled(
+            message, detail=error.diag.message_detail, hint=_CANCELED[state], sqlstate=state
+        )
+    if state == "08P01" and "query_wait_timeout" in message:  # PgBouncer's word for it
+        return PoolExhausted(
+            "the pooler had no server connection to give",
+            detail=message,
+            hint="give PgBouncer a larger default_pool_size or query_wait_timeout, or find what holds its"
+            " server connections: SHOW SERVERS in its admin console",
             sqlstate=state,
         )
     if not state.startswith("PCX"):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 from pycontext import messages, tokens
 from pycontext.compaction import Flush, FlushFailed, FlushRequest
 from pycontext.errors import BadMessage, SummaryRefused
 from pycontext.extractor import (
+    AnyExtractor,
+    AsyncExtractor,
     Extractor,
     ExtractorFailed,
     ExtractorRequest,
@@ -21,12 +26,16 @@ from pycontext.extractor import (
     from_environment,
 )
 from pycontext.masking import mask
-from pycontext.steps import Call, Question, Row, Steps
+from pycontext.steps import Call, Question, Row, Steps, in_thread
 from pycontext.summary import Count, SourceMessage, plain, without_memory
 
 __all__ = ["Flushed", "Learn", "flush", "from_environment", "hook", "without_memory"]
 
 logger = logging.getLogger("pycontext")
+
+#: An extractor, or a plain function that does for one.
+GivenExtractor = Extractor | Callable[[ExtractorRequest], Sequence[Fact]]
+GivenAsyncExtractor = AsyncExtractor | Callable[[ExtractorRequest], Awaitable[Sequence[Fact]]]
 
 SECONDS = 60.0
 """How long a flush may take, all its requests together."""
@@ -59,7 +68,7 @@ class Flushed:
 class Learn(Question):
     """An extractor, what it is to read, and for how many seconds it may."""
 
-    extractor: Extractor
+    extractor: AnyExtractor
     request: ExtractorRequest
     seconds: float
 
@@ -69,15 +78,29 @@ class Learn(Question):
         thread = threading.Thread(target=self._work, args=(found,), name="pycontext-extractor", daemon=True)
         thread.start()
         thread.join(max(self.seconds, 0.0))
-        if not found:
-            raise ExtractorFailed(f"{self.extractor.name} gave no answer in time")
-        answer = found[0]
+        return self._told(found[0] if found else TimeoutError())
+
+    async def answer_async(self) -> ExtractorResult:
+        """Await the extractor where it is async."""
+        found: Any
+        try:
+            found = await asyncio.wait_for(self._work_async(), max(self.seconds, 0.0))
+        except asyncio.TimeoutError:
+            found = TimeoutError()
+        except Exception as error:  # noqa: BLE001  told below
+            found = error
+        return self._told(found)
+
+    def _told(self, answer: Any) -> ExtractorResult:
+        name = self.extractor.name
+        if isinstance(answer, TimeoutError):
+            raise ExtractorFailed(f"{name} gave no answer in time")
         if isinstance(answer, ExtractorFailed):
             raise answer
         if isinstance(answer, BaseException):
             # Of an unforeseen error the log gets the class only, for its text may quote the chat.
-            raise ExtractorFailed(f"{type(answer).__name__} in {self.extractor.name}") from answer
-        return _checked(answer, self.extractor.name, {row.seq for row in self.request.messages})
+            raise ExtractorFailed(f"{type(answer).__name__} in {name}") from answer
+        return _checked(answer, name, {row.seq for row in self.request.messages})
 
     def _work(self, found: list[Any]) -> None:
         try:
@@ -85,12 +108,17 @@ class Learn(Question):
         except BaseException as error:  # noqa: BLE001  handed to the thread that waits
             found.append(error)
 
+    async def _work_async(self) -> Any:
+        if iscoroutinefunction(self.extractor.extract):
+            return await self.extractor.extract(self.request)
+        return await in_thread(partial(self.extractor.extract, self.request))
+
 
 @dataclass(frozen=True)
 class FunctionExtractor:
     """A plain function from an ExtractorRequest to facts, as an extractor."""
 
-    function: Callable[[ExtractorRequest], Sequence[Fact]]
+    function: Callable[[ExtractorRequest], Any]
 
     @property
     def name(self) -> str:
@@ -102,10 +130,21 @@ class FunctionExtractor:
         return ExtractorResult(self.function(request), self.name)
 
 
-def as_extractor(given: Extractor | Callable[[ExtractorRequest], Sequence[Fact]]) -> Extractor:
-    """`given`, a plain function wrapped. Raises TypeError for anything else."""
-    if isinstance(given, Extractor):
+@dataclass(frozen=True)
+class AsyncFunctionExtractor(FunctionExtractor):
+    """The same of an async function."""
+
+    async def extract(self, request: ExtractorRequest) -> ExtractorResult:  # type: ignore[override]
+        """What the function returns."""
+        return ExtractorResult(await self.function(request), self.name)
+
+
+def as_extractor(given: GivenExtractor | GivenAsyncExtractor) -> AnyExtractor:
+    """`given`, a function wrapped. Raises TypeError for anything else."""
+    if isinstance(given, (Extractor, AsyncExtractor)):
         return given
+    if iscoroutinefunction(given):
+        return AsyncFunctionExtractor(given)
     if callable(given):
         return FunctionExtractor(given)
     kind = type(given).__name__
@@ -115,7 +154,7 @@ def as_extractor(given: Extractor | Callable[[ExtractorRequest], Sequence[Fact]]
 def flush(
     chat_id: str,
     after_message_id: str,
-    choose: Callable[[], Extractor],
+    choose: Callable[[], AnyExtractor],
     *,
     edit_no: int | None = None,
     count: Count = tokens.count,
@@ -129,7 +168,7 @@ def flush(
     """
     started = time.monotonic()
     total = Flushed("nothing")
-    extractor: Extractor | None = None
+    extractor: AnyExtractor | None = None
     while True:
         rows: list[Row] = yield Call(
             "flush_source",
@@ -165,7 +204,7 @@ def flush(
         return replace(total, outcome="failed", reason=reason, seconds=round(time.monotonic() - started, 3))
 
 
-def hook(choose: Callable[[], Extractor], *, seconds: float = SECONDS) -> Flush:
+def hook(choose: Callable[[], AnyExtractor], *, seconds: float = SECONDS) -> Flush:
     """The flush as compaction runs it: a failure that the profile does not excuse is FlushFailed."""
 
     def run(request: FlushRequest) -> Steps[None]:

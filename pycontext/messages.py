@@ -16,6 +16,9 @@ from pycontext.errors import BadMessage, PycontextError
 
 Element = dict[str, Any]
 
+#: What a chat or a message is called: the product's own id.
+Id = str | int | UUID
+
 _KEYS = frozenset(
     {
         "role",
@@ -53,6 +56,11 @@ def identity(value: Any, what: str = "chat_id") -> str:
     if not text or text != clean_text(text):
         raise ValueError(f"{what} must be text without NUL and lone surrogates, and not empty")
     return text
+
+
+def optional_identity(value: Any, what: str = "chat_id") -> str | None:
+    """None as it is, anything else as `identity` has it."""
+    return None if value is None else identity(value, what)
 
 
 def text(value: str | None) -> str | None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from pycontext import messages, tokens
-from pycontext.messages import Element
+from pycontext.messages import Id, identity, optional_identity
 from pycontext.rows import (
     Explained,
     Found,
@@ -65,7 +65,7 @@ def fetch_one(kind: type[T], call: Call) -> Steps[T]:
 
 
 def create_chat(
-    chat_id: str,
+    chat_id: Id,
     system_prompt: str | None,
     profile: str | None,
     tenant: str | None,
@@ -77,7 +77,7 @@ def create_chat(
     records = yield Call(
         "create_chat",
         {
-            "chat_id": chat_id,
+            "chat_id": identity(chat_id),
             "system_prompt": messages.text(system_prompt),
             "profile": profile,
             "tenant": tenant,
@@ -90,8 +90,9 @@ def create_chat(
     return created
 
 
-def append(chat_id: str, elements: Sequence[Element], encodings: Encodings) -> Steps[list[Message]]:
+def append(chat_id: Id, given: Any, encodings: Encodings) -> Steps[list[Message]]:
     """Write the messages in one transaction, with their counts; rows that exist are returned as they are."""
+    chat_id, elements = identity(chat_id), messages.elements(given)
     encoding = encodings.of(chat_id)
     counted = [messages.counted(element, encoding) for element in elements]
     records = yield Call(
@@ -105,25 +106,29 @@ def append(chat_id: str, elements: Sequence[Element], encodings: Encodings) -> S
     return [as_row(Message, record) for record in records]
 
 
-def window(chat_id: str, token_budget: int | None, as_of: str | None) -> Steps[list[WindowRow]]:
+def window(chat_id: Id, token_budget: int | None, as_of: Id | None) -> Steps[list[WindowRow]]:
     """What the model would read."""
-    parameters = {"chat_id": chat_id, "token_budget": token_budget, "as_of": as_of}
-    return fetch(WindowRow, Call("working_window", parameters))
+    given = {
+        "chat_id": identity(chat_id),
+        "token_budget": token_budget,
+        "as_of": optional_identity(as_of, "as_of"),
+    }
+    return fetch(WindowRow, Call("working_window", given))
 
 
 def explain(
-    chat_id: str,
+    chat_id: Id,
     token_budget: int | None,
-    as_of: str | None,
+    as_of: Id | None,
     search: str | None,
     before_seq: int | None,
     max_rows: int,
 ) -> Steps[list[Explained]]:
     """What became of each row in that window."""
     parameters = {
-        "chat_id": chat_id,
+        "chat_id": identity(chat_id),
         "token_budget": token_budget,
-        "as_of": as_of,
+        "as_of": optional_identity(as_of, "as_of"),
         "search": messages.text(search),
         "before_seq": before_seq,
         "max_rows": max_rows,
@@ -131,53 +136,54 @@ def explain(
     return fetch(Explained, Call("explain_window", parameters))
 
 
-def formatted(chat_id: str, token_budget: int | None, format: str) -> Steps[Any]:
+def formatted(chat_id: Id, token_budget: int | None, format: str) -> Steps[Any]:
     """The window in a provider's form."""
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-    records = yield Call(f"{format}_messages", {"chat_id": chat_id, "token_budget": token_budget})
+    records = yield Call(f"{format}_messages", {"chat_id": identity(chat_id), "token_budget": token_budget})
     return records[0]["messages"]
 
 
-def thread(chat_id: str, before_seq: int | None, max_rows: int) -> Steps[list[ThreadRow]]:
+def thread(chat_id: Id, before_seq: int | None, max_rows: int) -> Steps[list[ThreadRow]]:
     """What was stored, the newest rows, oldest first."""
-    return fetch(
-        ThreadRow, Call("thread", {"chat_id": chat_id, "before_seq": before_seq, "max_rows": max_rows})
-    )
+    given = {"chat_id": identity(chat_id), "before_seq": before_seq, "max_rows": max_rows}
+    return fetch(ThreadRow, Call("thread", given))
 
 
-def plan(chat_id: str, token_budget: int | None) -> Steps[Plan]:
+def plan(chat_id: Id, token_budget: int | None) -> Steps[Plan]:
     """What compaction would do, and the numbers behind it."""
-    return fetch_one(Plan, Call("compaction_plan", {"chat_id": chat_id, "token_budget": token_budget}))
+    given = {"chat_id": identity(chat_id), "token_budget": token_budget}
+    return fetch_one(Plan, Call("compaction_plan", given))
 
 
-def status(chat_id: str, encodings: Encodings) -> Steps[Status]:
+def status(chat_id: Id, encodings: Encodings) -> Steps[Status]:
     """The chat's figures."""
-    found = yield from fetch_one(Status, Call("window_status", {"chat_id": chat_id}))
-    encodings.learn(chat_id, found.encoding)
+    found = yield from fetch_one(Status, Call("window_status", {"chat_id": identity(chat_id)}))
+    encodings.learn(found.chat_id, found.encoding)
     return found
 
 
-def start_over(chat_id: str, note: str | None) -> Steps[Message]:
+def start_over(chat_id: Id, note: str | None) -> Steps[Message]:
     """Place a reset line after the newest message."""
-    call = Call("start_over", {"chat_id": chat_id, "note": messages.text(note)}, is_repeatable=False)
-    return fetch_one(Message, call)
+    given = {"chat_id": identity(chat_id), "note": messages.text(note)}
+    return fetch_one(Message, Call("start_over", given, is_repeatable=False))
 
 
-def rewind(chat_id: str, to_message_id: str) -> Steps[list[ThreadRow]]:
-    """Set aside what follows a message."""
-    given = {"chat_id": chat_id, "to_message_id": to_message_id}
+def rewind(chat_id: Id, to_message_id: Id) -> Steps[list[ThreadRow]]:
+    """Set aside what follows a message, or everything where that is ''."""
+    at = "" if to_message_id == "" else identity(to_message_id, "to_message_id")
+    given = {"chat_id": identity(chat_id), "to_message_id": at}
     return fetch(ThreadRow, Call("rewind_chat", given, is_repeatable=False))
 
 
 def fork(
-    chat_id: str, new_chat_id: str | None, at_message_id: str | None, owner: str | None, metadata: Any
+    chat_id: Id, new_chat_id: Id | None, at_message_id: Id | None, owner: str | None, metadata: Any
 ) -> Steps[str]:
     """A new chat with the rows up to a message; returns its id."""
     given = {
-        "chat_id": chat_id,
-        "new_chat_id": new_chat_id,
-        "at_message_id": at_message_id,
+        "chat_id": identity(chat_id),
+        "new_chat_id": optional_identity(new_chat_id, "new_chat_id"),
+        "at_message_id": optional_identity(at_message_id, "at_message_id"),
         "owner": owner,
         "metadata": None if metadata is None else messages.to_json(metadata),
     }
@@ -186,45 +192,45 @@ def fork(
     return made
 
 
-def redact(chat_id: str, message_id: str) -> Steps[Message]:
+def redact(chat_id: Id, message_id: Id) -> Steps[Message]:
     """Erase what a message said, wherever it went."""
-    return fetch_one(Message, Call("redact_message", {"chat_id": chat_id, "message_id": message_id}))
+    return fetch_one(Message, Call("redact_message", _message(chat_id, message_id)))
 
 
-def drop_summary(chat_id: str, summary_id: str) -> Steps[Message]:
+def drop_summary(chat_id: Id, summary_id: str) -> Steps[Message]:
     """Take a summary back."""
-    return fetch_one(Message, Call("drop_summary", {"chat_id": chat_id, "summary_id": summary_id}))
+    return fetch_one(Message, Call("drop_summary", {"chat_id": identity(chat_id), "summary_id": summary_id}))
 
 
-def pin(chat_id: str, message_id: str) -> Steps[Pin]:
+def pin(chat_id: Id, message_id: Id) -> Steps[Pin]:
     """Keep a message in every window."""
-    return fetch_one(Pin, Call("pin_message", {"chat_id": chat_id, "message_id": message_id}))
+    return fetch_one(Pin, Call("pin_message", _message(chat_id, message_id)))
 
 
-def unpin(chat_id: str, message_id: str) -> Steps[bool]:
+def unpin(chat_id: Id, message_id: Id) -> Steps[bool]:
     """Take a pin off; False where there was none."""
-    records = yield Call("unpin_message", {"chat_id": chat_id, "message_id": message_id})
+    records = yield Call("unpin_message", _message(chat_id, message_id))
     return bool(records)
 
 
-def set_system_prompt(chat_id: str, system_prompt: str | None) -> Steps[int]:
+def set_system_prompt(chat_id: Id, system_prompt: str | None) -> Steps[int]:
     """Another system prompt from now on; returns the act it holds from."""
-    given = {"chat_id": chat_id, "system_prompt": messages.text(system_prompt)}
+    given = {"chat_id": identity(chat_id), "system_prompt": messages.text(system_prompt)}
     records = yield Call("set_system_prompt", given)
     act_no: int = records[0]["act_no"]
     return act_no
 
 
-def set_chat_profile(chat_id: str, profile: str) -> Steps[int]:
+def set_chat_profile(chat_id: Id, profile: str) -> Steps[int]:
     """Other limits from now on; returns the act they hold from."""
-    records = yield Call("set_chat_profile", {"chat_id": chat_id, "profile": profile})
+    records = yield Call("set_chat_profile", {"chat_id": identity(chat_id), "profile": profile})
     act_no: int = records[0]["act_no"]
     return act_no
 
 
-def delete_chat(chat_id: str) -> Steps[dict[str, int]]:
+def delete_chat(chat_id: Id) -> Steps[dict[str, int]]:
     """Delete a chat; returns how many rows of which relation."""
-    records = yield Call("delete_chat", {"chat_id": chat_id}, is_repeatable=False)
+    records = yield Call("delete_chat", {"chat_id": identity(chat_id)}, is_repeatable=False)
     return {record["relation"]: record["rows"] for record in records}
 
 
@@ -234,18 +240,18 @@ def forget_owner(owner: str, tenant: str | None) -> Steps[dict[str, int]]:
     return {record["relation"]: record["rows"] for record in records}
 
 
-def original(chat_id: str, seq: int, for_model: bool = False) -> Steps[list[ThreadRow]]:
+def original(chat_id: Id, seq: int, for_model: bool = False) -> Steps[list[ThreadRow]]:
     """What was stored at a seq."""
-    given = {"chat_id": chat_id, "seq": seq, "for_model": for_model}
+    given = {"chat_id": identity(chat_id), "seq": seq, "for_model": for_model}
     return fetch(ThreadRow, Call("message_original", given))
 
 
 def search(
-    chat_id: str, query: str, max_rows: int, before_seq: int | None, for_model: bool = False
+    chat_id: Id, query: str, max_rows: int, before_seq: int | None, for_model: bool = False
 ) -> Steps[list[Found]]:
     """Messages that hold every word of the query."""
     given = {
-        "chat_id": chat_id,
+        "chat_id": identity(chat_id),
         "query": messages.text(query),
         "max_rows": max_rows,
         "before_seq": before_seq,
@@ -254,18 +260,18 @@ def search(
     return fetch(Found, Call("search_thread", given))
 
 
-def remember(chat_id: str, content: str, subject: str | None, kind: str | None) -> Steps[StoredFact]:
+def remember(chat_id: Id, content: str, subject: str | None, kind: str | None) -> Steps[StoredFact]:
     """Keep a fact on purpose."""
     given = {
         "content": messages.text(content),
         "subject": messages.text(subject),
         "kind": messages.text(kind),
     }
-    return fetch_one(StoredFact, Call("remember", {"chat_id": chat_id, **given}))
+    return fetch_one(StoredFact, Call("remember", {"chat_id": identity(chat_id), **given}))
 
 
 def recall(
-    chat_id: str,
+    chat_id: Id,
     query: str | None,
     query_embedding: Sequence[float] | None,
     max_rows: int,
@@ -273,7 +279,7 @@ def recall(
 ) -> Steps[list[Recalled]]:
     """Facts and past messages that fit the query."""
     given = {
-        "chat_id": chat_id,
+        "chat_id": identity(chat_id),
         "query": messages.text(query),
         "query_embedding": None if query_embedding is None else list(query_embedding),
         "max_rows": max_rows,
@@ -282,30 +288,40 @@ def recall(
     return fetch(Recalled, Call("recall", given))
 
 
-def forget(chat_id: str, fact_id: str | None, query: str | None) -> Steps[int]:
+def forget(chat_id: Id, fact_id: str | None, query: str | None) -> Steps[int]:
     """Forget one fact, or all that hold the query's words; returns how many went."""
-    records = yield Call(
-        "forget", {"chat_id": chat_id, "fact_id": messages.text(fact_id), "query": messages.text(query)}
-    )
+    given = {
+        "chat_id": identity(chat_id),
+        "fact_id": messages.text(fact_id),
+        "query": messages.text(query),
+    }
+    records = yield Call("forget", given)
     forgotten: int = records[0]["forgotten"]
     return forgotten
 
 
 def memory_page(
-    owner: str | None, tenant: str | None, chat_id: str | None, before: datetime | None, max_rows: int
+    owner: str | None, tenant: str | None, chat_id: Id | None, before: datetime | None, max_rows: int
 ) -> Steps[list[StoredFact]]:
     """What is remembered of an owner."""
-    given = {"owner": owner, "tenant": tenant, "chat_id": chat_id, "before": before, "max_rows": max_rows}
+    given = {
+        "owner": owner,
+        "tenant": tenant,
+        "chat_id": optional_identity(chat_id),
+        "before": before,
+        "max_rows": max_rows,
+    }
     return fetch(StoredFact, Call("memory_page", given))
 
 
-def lost_values(chat_id: str, summary_id: str) -> Steps[list[LostValue]]:
+def lost_values(chat_id: Id, summary_id: str) -> Steps[list[LostValue]]:
     """What a line lost."""
-    return fetch(LostValue, Call("lost_values", {"chat_id": chat_id, "summary_id": summary_id}))
+    return fetch(LostValue, Call("lost_values", {"chat_id": identity(chat_id), "summary_id": summary_id}))
 
 
-def count_tokens(chat_id: str, encodings: Encodings) -> Steps[int]:
+def count_tokens(chat_id: Id, encodings: Encodings) -> Steps[int]:
     """Count what no tokenizer has counted yet; returns how many rows."""
+    chat_id = identity(chat_id)
     total = 0
     while True:
         records = yield Call("uncounted_messages", {"chat_id": chat_id, "max_rows": _COUNTED_AT_ONCE})
@@ -328,3 +344,7 @@ def count_tokens(chat_id: str, encodings: Encodings) -> Steps[int]:
         total += updated
         if not updated or len(records) < _COUNTED_AT_ONCE:
             return total
+
+
+def _message(chat_id: Id, message_id: Id) -> dict[str, str]:
+    return {"chat_id": identity(chat_id), "message_id": identity(message_id, "message_id")}

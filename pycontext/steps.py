@@ -6,14 +6,22 @@ An operation yields `Call` (one statement, a transaction of its own) and gets it
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-from pycontext.summarizer import Summarizer, SummarizerFailed, SummaryRequest, SummaryResult
+from pycontext.summarizer import AnySummarizer, SummarizerFailed, SummaryRequest, SummaryResult
 
 T = TypeVar("T")
+
+_GRACE = 10.0
+"""How many seconds a cancelled operation has to give back what it holds."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +40,41 @@ class Question:
         """The answer."""
         raise NotImplementedError
 
+    async def answer_async(self) -> Any:
+        """The answer; other tasks go on meanwhile."""
+        return await in_thread(self.answer)
+
 
 @dataclass(frozen=True)
 class Ask(Question):
     """A summarizer and what to tell."""
 
-    summarizer: Summarizer
+    summarizer: AnySummarizer
     request: SummaryRequest
 
     def answer(self) -> SummaryResult:
         """Call the summarizer. Whatever goes wrong in it, known or not, is SummarizerFailed."""
+        with self._failing():
+            return self._checked(self.summarizer.summarize(self.request))
+
+    async def answer_async(self) -> SummaryResult:
+        """Await the summarizer where it is async."""
+        if not iscoroutinefunction(self.summarizer.summarize):
+            return await in_thread(self.answer)
+        with self._failing():
+            return self._checked(await self.summarizer.summarize(self.request))
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
         try:
-            result = self.summarizer.summarize(self.request)
+            yield
         except SummarizerFailed:
             raise
         except Exception as error:
             # Of an unforeseen error the pass log gets the class only, for its text may quote the chat.
             raise SummarizerFailed(f"{type(error).__name__} in summarizer {self.summarizer.name}") from error
+
+    def _checked(self, result: Any) -> SummaryResult:
         if not isinstance(result, SummaryResult):
             kind = type(result).__name__
             raise SummarizerFailed(f"summarizer {self.summarizer.name} returned {kind}, not SummaryResult")
@@ -64,6 +90,10 @@ class Pause(Question):
     def answer(self) -> None:
         """Wait."""
         time.sleep(self.seconds)
+
+    async def answer_async(self) -> None:
+        """Wait."""
+        await asyncio.sleep(self.seconds)
 
 
 Step = Call | Question
@@ -90,3 +120,84 @@ def run(steps: Steps[T], perform: Callable[[Step], Any]) -> T:
         return result
     finally:
         steps.close()
+
+
+async def run_async(steps: Steps[T], perform: Callable[[Step], Awaitable[Any]]) -> T:
+    """`run`, awaited. Of a cancelled operation the steps that give back what it holds are still run."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = await perform(step)
+            except asyncio.CancelledError as error:
+                await _give_back(steps, steps.throw(error), perform)
+                raise
+            except BaseException as error:  # noqa: BLE001  the operation decides
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        steps.close()
+
+
+async def _give_back(steps: Steps[Any], step: Step, perform: Callable[[Step], Awaitable[Any]]) -> None:
+    """The rest of a cancelled operation, in a task of its own: its scope may cancel again at every await."""
+
+    async def rest() -> None:
+        todo = step
+        with suppress(StopIteration, asyncio.CancelledError):
+            while True:
+                try:
+                    answer = await perform(todo)
+                except Exception as error:  # noqa: BLE001  the operation decides
+                    todo = steps.throw(error)
+                else:
+                    todo = steps.send(answer)
+
+    task = asyncio.ensure_future(rest())
+    until = time.monotonic() + _GRACE
+    while not task.done() and (left := until - time.monotonic()) > 0:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task}, timeout=left)
+    task.cancel()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """What `work` returns or raises, from a thread of its own.
+
+    Not one of the loop's: these are few, others wait for them, and the process's exit waits for them too.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def run_there() -> None:
+        told: tuple[Callable[[Any], None], Any]
+        try:
+            told = future.set_result, context.run(work)
+        except BaseException as error:  # noqa: BLE001  handed to the task that waits
+            told = future.set_exception, error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, *told)
+
+    threading.Thread(target=run_there, name="pycontext-question", daemon=True).start()
+    return await future
+
+
+def documented_as(pattern: type) -> Callable[[type[T]], type[T]]:
+    """Methods without a docstring get that of their namesake in `pattern`."""
+
+    def copy(made: type[T]) -> type[T]:
+        for name, member in vars(made).items():
+            if callable(member) and not member.__doc__:
+                member.__doc__ = getattr(getattr(pattern, name, None), "__doc__", None)
+        return made
+
+    return copy

@@ -8,13 +8,15 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pycontext import messages, operations, tokens
+from pycontext.async_connections import AsyncRunner
 from pycontext.connections import Runner
 from pycontext.errors import BadMessage
+from pycontext.messages import Id, identity
 from pycontext.rows import Found, Recalled, ThreadRow
 from pycontext.scrub import escaped
-from pycontext.steps import Steps
+from pycontext.steps import Steps, documented_as
 
-__all__ = ["FORMATS", "NAMES", "Tools", "call", "schemas"]
+__all__ = ["FORMATS", "NAMES", "AsyncTools", "Tools", "call", "schemas"]
 
 FORMATS = ("openai", "responses", "anthropic")
 
@@ -107,17 +109,11 @@ def _schema(name: str, format: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-class Tools:
-    """The tools of one chat; made by `Database.tools`.
+class ToolsCore:
+    """The tools of one chat, sync or async."""
 
-    What they return is text for the model, of at most max_tokens tokens, and so is what is wrong with a call:
-    arguments that do not fit never raise. They reach this chat after its newest reset, and what is remembered
-    of its owner, nothing else.
-    """
-
-    def __init__(self, runner: Runner, chat_id: str, max_tokens: int = 2000) -> None:
-        self._runner = runner
-        self._chat_id = chat_id
+    def __init__(self, chat_id: Id, max_tokens: int) -> None:
+        self._chat_id = identity(chat_id)
         self._max_tokens = max_tokens
 
     def __contains__(self, name: object) -> bool:
@@ -128,6 +124,19 @@ class Tools:
         """As `pycontext.tools.schemas`."""
         return schemas(format, names)
 
+
+class Tools(ToolsCore):
+    """The tools of one chat; made by `Database.tools`.
+
+    What they return is text for the model, of at most max_tokens tokens, and so is what is wrong with a call:
+    arguments that do not fit never raise. They reach this chat after its newest reset, and what is remembered
+    of its owner, nothing else.
+    """
+
+    def __init__(self, runner: Runner, chat_id: Id, max_tokens: int = 2000) -> None:
+        super().__init__(chat_id, max_tokens)
+        self._runner = runner
+
     def call(self, name: str, arguments: str | Mapping[str, Any] | None) -> str:
         """Run a call and return the text of its result.
 
@@ -135,6 +144,18 @@ class Tools:
         SQL: remember, forget, recall, search_thread, message_original.
         """
         return self._runner.run(call(self._chat_id, name, arguments, self._max_tokens))
+
+
+@documented_as(Tools)
+class AsyncTools(ToolsCore):
+    """`Tools`, awaited. Made by `AsyncDatabase.tools`."""
+
+    def __init__(self, runner: AsyncRunner, chat_id: Id, max_tokens: int = 2000) -> None:
+        super().__init__(chat_id, max_tokens)
+        self._runner = runner
+
+    async def call(self, name: str, arguments: str | Mapping[str, Any] | None) -> str:
+        return await self._runner.run(call(self._chat_id, name, arguments, self._max_tokens))
 
 
 class _Wrong(Exception):

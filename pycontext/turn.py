@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from pycontext import compaction, messages, operations, tokens
+from pycontext.async_connections import AsyncRunner
 from pycontext.compaction import Flush, Job
 from pycontext.connections import Runner
 from pycontext.messages import Element
 from pycontext.operations import Encodings
 from pycontext.rows import Message
-from pycontext.steps import Call, Row, Steps
-from pycontext.summarizer import Summarizer
+from pycontext.steps import Call, Row, Steps, documented_as
+from pycontext.summarizer import AnySummarizer
 
 COMPACT = ("after", "before", "off", None)
 
@@ -58,7 +60,7 @@ class TurnCore:
         self,
         request: TurnRequest,
         encodings: Encodings,
-        choose: Callable[[], Summarizer],
+        choose: Callable[[], AnySummarizer],
         flush: Flush | None = None,
     ) -> None:
         self.chat_id = request.chat_id
@@ -171,7 +173,7 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
         runner: Runner,
         request: TurnRequest,
         encodings: Encodings,
-        choose: Callable[[], Summarizer],
+        choose: Callable[[], AnySummarizer],
         flush: Flush | None = None,
     ) -> None:
         super().__init__(request, encodings, choose, flush)
@@ -204,4 +206,39 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
     ) -> None:
         if kind is None:
             self._runner.run(self._leave(lambda: self._runner.may_ask), is_alone=True)
+        self._state = "closed"
+
+
+@documented_as(Turn)
+class AsyncTurn(TurnCore, AbstractAsyncContextManager["AsyncTurn"]):
+    """`Turn`, awaited: `async with`, and `await turn.add(reply)`. Made by `AsyncDatabase.turn`."""
+
+    def __init__(
+        self,
+        runner: AsyncRunner,
+        request: TurnRequest,
+        encodings: Encodings,
+        choose: Callable[[], AnySummarizer],
+        flush: Flush | None = None,
+    ) -> None:
+        super().__init__(request, encodings, choose, flush)
+        self._runner = runner
+        self._lock = asyncio.Lock()  # results of tools may be added by tasks of their own
+
+    async def __aenter__(self) -> AsyncTurn:
+        await self._runner.run(self._enter(lambda: self._runner.may_ask))
+        return self
+
+    async def add(self, reply: Any) -> list[Message]:
+        async with self._lock:
+            return await self._runner.run(self._add(reply))
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self._runner.run(self._leave(lambda: self._runner.may_ask), is_alone=True)
         self._state = "closed"

@@ -19,6 +19,7 @@ import psycopg
 from pycontext import compaction, operations
 from pycontext.chat import Database
 from pycontext.compaction import Job
+from pycontext.errors import PoolExhausted, StatementCanceled
 from pycontext.rows import DueChat, Pass
 from pycontext.steps import Call, Row, Steps
 
@@ -87,7 +88,7 @@ class Worker:
                 while not self._stop.is_set():
                     try:
                         self._look()
-                    except psycopg.OperationalError as error:
+                    except (psycopg.OperationalError, StatementCanceled, PoolExhausted) as error:
                         if once:
                             raise
                         logger.warning("no answer from the database (%s); trying again", type(error).__name__)
@@ -118,7 +119,7 @@ class Worker:
         job = Job(
             chat.chat_id,
             compaction.BY_WORKER,
-            lambda: database._choose(None),
+            database._choose,
             chat.token_budget,
             flush=database._flush,
             lease_seconds=self._lease_seconds,

@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 from pycontext.summary import SourceMessage
 
 __all__ = [
+    "AnyExtractor",
+    "AsyncExtractor",
     "Extractor",
     "ExtractorFailed",
     "ExtractorRequest",
@@ -79,6 +81,23 @@ class Extractor(Protocol):
     def extract(self, request: ExtractorRequest) -> ExtractorResult:
         """The facts of the request's messages; raises `ExtractorFailed`."""
         ...
+
+
+@runtime_checkable
+class AsyncExtractor(Protocol):
+    """An `Extractor` whose `extract` is awaited; for `pycontext.aconnect`."""
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        ...
+
+    async def extract(self, request: ExtractorRequest) -> ExtractorResult:
+        """The facts of the request's messages; raises `ExtractorFailed`."""
+        ...
+
+
+AnyExtractor = Extractor | AsyncExtractor
 
 
 def from_environment() -> Extractor:

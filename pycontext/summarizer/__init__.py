@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 from pycontext.summary import SourceMessage, Summary
 
 __all__ = [
+    "AnySummarizer",
+    "AsyncSummarizer",
     "Summarizer",
     "SummarizerFailed",
     "SummaryRequest",
@@ -77,6 +79,23 @@ class Summarizer(Protocol):
     def summarize(self, request: SummaryRequest) -> SummaryResult:
         """Tell the request's messages; raises `SummarizerFailed`."""
         ...
+
+
+@runtime_checkable
+class AsyncSummarizer(Protocol):
+    """A `Summarizer` whose `summarize` is awaited; for `pycontext.aconnect`."""
+
+    @property
+    def name(self) -> str:
+        """What the pass log calls it."""
+        ...
+
+    async def summarize(self, request: SummaryRequest) -> SummaryResult:
+        """Tell the request's messages; raises `SummarizerFailed`."""
+        ...
+
+
+AnySummarizer = Summarizer | AsyncSummarizer
 
 
 def from_environment() -> Summarizer:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from inspect import isawaitable
+from typing import Any, TypeVar
 
 import pytest
 
 import pycontext
 from pycontext.summarizer import SummaryRequest, SummaryResult
 from pycontext.summarizer.extractive import ExtractiveSummarizer
+from pycontext.tools import AsyncTools
 
+T = TypeVar("T")
 Fill = Callable[..., list[pycontext.Message]]
 
 
@@ -29,17 +35,89 @@ class Watched:
         return ExtractiveSummarizer().summarize(request)
 
 
+class Loop:
+    """An event loop in a thread of its own, for tests that are not written for one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Awaitable[T]) -> T:
+        """What it comes to."""
+
+        async def awaited() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
+
+    def close(self) -> None:
+        """Stop it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Awaited:
+    """An async object of ours that looks like the sync one: each call is run on the loop to its end."""
+
+    def __init__(self, subject: Any, loop: Loop) -> None:
+        self._subject, self._loop = subject, loop
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._subject, name)
+        if not callable(member):
+            return member
+
+        @wraps(member)
+        def called(*args: Any, **options: Any) -> Any:
+            found = member(*args, **options)
+            if isinstance(found, (pycontext.AsyncTurn, AsyncTools)):
+                return Awaited(found, self._loop)
+            return self._loop.run(found) if isawaitable(found) else found
+
+        return called
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._subject
+
+    def __enter__(self) -> Any:
+        assert self._loop.run(self._subject.__aenter__()) is self._subject
+        return self
+
+    def __exit__(self, *raised: Any) -> Any:
+        return self._loop.run(self._subject.__aexit__(*raised))
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def watched() -> Watched:
     """The summarizer that `memory` uses."""
     return Watched()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "memory" in metafunc.fixturenames:
+        marked = metafunc.definition.get_closest_marker("runners")
+        metafunc.parametrize("memory", marked.args if marked else ["sync"], indirect=True)
+
+
 @pytest.fixture
-def memory(dsn: str, watched: Watched) -> Iterator[pycontext.Database]:
-    """A Database over a connection of its own."""
-    with pycontext.connect(dsn, summarizer=watched) as database:
-        yield database
+def memory(request: pytest.FixtureRequest, dsn: str, watched: Watched) -> Iterator[pycontext.Database]:
+    """A Database over a connection of its own; in modules marked so, also an AsyncDatabase in its clothes."""
+    if request.param == "sync":
+        with pycontext.connect(dsn, summarizer=watched) as database:
+            yield database
+    else:
+        loop = request.getfixturevalue("loop")
+        with Awaited(pycontext.aconnect(dsn, summarizer=watched), loop) as database:
+            yield database
 
 
 def exchange(number: int) -> list[dict[str, Any]]:
@@ -54,12 +132,13 @@ def exchange(number: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def fill(memory: pycontext.Database) -> Fill:
+def fill(dsn: str) -> Fill:
     """Creates a chat (profile small-8k) and appends that many turns of about 300 tokens."""
 
     def fill(chat_id: str, turns: int, first: int = 1) -> list[pycontext.Message]:
-        memory.create_chat(chat_id, system_prompt="You are a shop's assistant.", profile="small-8k")
         rows = [row for number in range(first, first + turns) for row in exchange(number)]
-        return memory.append(chat_id, rows)
+        with pycontext.connect(dsn) as memory:
+            memory.create_chat(chat_id, system_prompt="You are a shop's assistant.", profile="small-8k")
+            return memory.append(chat_id, rows)
 
     return fill

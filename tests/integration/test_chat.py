@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -16,6 +18,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 import pycontext
+
+pytestmark = pytest.mark.runners("sync", "async")
 
 Fill = Callable[..., list[pycontext.Message]]
 Connection = psycopg.Connection[Any]
@@ -392,22 +396,47 @@ def test_statements_may_go_to_another_server_connection_each(dsn: str, fill: Fil
         assert memory.thread("a")[-1].content == "well"
 
 
+KILL = """
+    select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity
+    where application_name = 'pycontext' and datname = current_database()
+    """
+
+
 def test_a_connection_that_died_idle_is_opened_anew(memory: pycontext.Database, db: Connection) -> None:
     memory.create_chat("a")
     memory.append("a", "one")
-    kill = """
-        select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity
-        where application_name = 'pycontext' and datname = current_database()
-        """
-    assert db.execute(kill).fetchone() == (1,)
+    assert db.execute(KILL).fetchone() == (1,)
     assert [row.content for row in memory.thread("a")] == ["one"]
     with memory.turn("a", "two", message_id="m2") as turn:
-        db.execute(kill)
+        db.execute(KILL)
         turn.add(ChatCompletionMessage(role="assistant", content="2"))
-    db.execute(kill)
-    with pytest.raises(psycopg.OperationalError):  # without an id it might be stored twice
-        memory.append("a", "three")
-    assert [row.content for row in memory.thread("a")] == ["one", "two", "2"]
+    db.execute(KILL)
+    memory.append("a", "three")  # it has no id, but nothing had been sent yet
+    assert [row.content for row in memory.thread("a")] == ["one", "two", "2", "three"]
+
+
+@pytest.mark.parametrize("message_id", [None, "m1"])
+def test_a_connection_that_dies_under_a_statement(
+    memory: pycontext.Database, dsn: str, db: Connection, message_id: str | None
+) -> None:
+    """Whether it was stored nobody knows: it is sent again where the message has an id."""
+    memory.create_chat("a")
+    waiting = (
+        "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'pycontext'"
+    )
+    with psycopg.connect(dsn) as holder, ThreadPoolExecutor() as pool:
+        holder.execute("select from pycontext.chat where chat_id = 'a' for update")
+        append = pool.submit(memory.append, "a", {"role": "user", "content": "x", "message_id": message_id})
+        while db.execute(waiting).fetchone() is None:
+            time.sleep(0.01)
+        db.execute(KILL)
+        holder.rollback()
+        if message_id is None:
+            with pytest.raises(psycopg.OperationalError):
+                append.result()
+        else:
+            append.result()
+    assert [row.message_id for row in memory.thread("a")] == ([message_id] if message_id else [])
 
 
 def test_a_completion_of_one_choice_is_its_message(memory: pycontext.Database) -> None:

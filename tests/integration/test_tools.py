@@ -17,6 +17,8 @@ from pycontext import tokens, tools
 from pycontext.extractor import ExtractorRequest
 from pycontext.summarizer import SummaryRequest
 
+pytestmark = pytest.mark.runners("sync", "async")
+
 Connection = psycopg.Connection[Any]
 Fill = Callable[..., list[pycontext.Message]]
 

@@ -18,6 +18,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 import pycontext
 from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult
 
+pytestmark = pytest.mark.runners("sync", "async")
+
 Fill = Callable[..., list[pycontext.Message]]
 Connection = psycopg.Connection[Any]
 
