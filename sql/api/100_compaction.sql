@@ -118,6 +118,9 @@ begin
     from jsonb_each(s.open_calls) o
     where (o.value ->> 'seq')::bigint > s.lo_seq
         and (o.value ? 'pending' or (o.value ->> 'seq')::bigint > coalesce(s.turn_seq, 0));
+    if s.source is not null then
+        v_unit := least(pycontext._waiting_unit(s, b.unit_seq), b.unit_seq);
+    end if;
     select lower(q) - 1 into v_straddled from unnest(s.straddles) q where q @> v_unit;
     v_unit := coalesce(v_straddled, v_unit);
     if v_unit < b.unit_seq then
@@ -138,8 +141,9 @@ begin
         r.from_seq := case when s.source is null or s.line_seq is not null then s.lo_seq + 1 end;
         r.to_seq := v_last.seq;
         r.after_message_id := v_last.message_id;
-        r.covered_tokens := b.start_total - s.line_total
-            - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end;
+        -- before a call that waits, far back in an adopted chat, nothing was counted
+        r.covered_tokens := greatest(b.start_total - s.line_total
+            - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end, 0);
         r.max_summary_tokens := least(v_limit, r.covered_tokens * 2 / 3 + r.summary_tokens);
         r.expected_tokens := r.window_tokens - r.covered_tokens - r.summary_tokens + r.max_summary_tokens
             + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
@@ -485,7 +489,8 @@ begin
         perform pycontext._raise('PCX07', 'the cut would split a call from its results',
             format('after message %L (#%s)', after_message_id, v_to), 'cut after a whole unit, as compaction_plan does');
     end if;
-    if exists (
+    s.turn_seq := null;
+    if c.source is not null and pycontext._waiting_unit(s, v_to + 1) is not null or exists (
         select from jsonb_each(c.open_calls) o where o.value ? 'pending' and (o.value ->> 'seq')::bigint between s.lo_seq + 1 and v_to) then
         perform pycontext._raise('PCX07', 'the cut takes in a call that waits for a person',
             format('after message %L (#%s)', after_message_id, v_to), 'cut before it, as compaction_plan does');

@@ -240,6 +240,57 @@ $$;
 comment on function pycontext._settled_row(pycontext._window_state, bigint, integer) is
     'Private. The row of an adopted chat that a line before a border stands after.';
 
+-- The oldest call of an adopted chat before a border that still waits: for a person, or in the newest turn. Looks as far
+-- back as a result finds its call, 512 rows.
+create or replace function pycontext._waiting_unit(s pycontext._window_state, border_seq bigint)
+returns bigint
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    f pycontext.source;
+    v_rows pycontext._source_row[];
+    v_more pycontext._source_row[];
+begin
+    select t.* into f from pycontext.source t where t.source = s.source;
+    if f.chat_type is null then
+        f := pycontext._with_columns(f);
+    end if;
+    execute pycontext._source_query(f, true, false, false, false, false)
+    into v_rows
+    using s.chat_id, s.lo_seq + 1, border_seq - 1, 512, null::text, pycontext._time_at(s.lo_seq + 1),
+        pycontext._time_at(border_seq - 1);
+    if not exists (
+        select from unnest(v_rows) r
+        where r.metadata ->> 'pending' = 'true' or r.role = 'assistant' and r.seq > s.turn_seq and r.tool_calls is not null) then
+        return null;
+    end if;
+    execute pycontext._source_query(f, false, false, false, false, true)
+    into v_more
+    using s.chat_id, border_seq, 4611686018427387904, 512, null::text, pycontext._time_at(border_seq),
+        pycontext._time_at(4611686018427387904);
+    return (
+        with called as (
+            select r.seq, e.value ->> 'id' as id, r.metadata ->> 'pending' = 'true' as is_pending
+            from unnest(v_rows) r
+            cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
+            where r.role = 'assistant'
+        ), told as (
+            select t.tool_call_id as id, coalesce(t.metadata ->> 'pending', '') <> 'true' as is_final, (
+                select max(c.seq) from called c where c.id = t.tool_call_id and c.seq < t.seq) as unit_seq
+            from unnest(v_rows || v_more) t
+            where t.role = 'tool'
+        )
+        select min(c.seq)
+        from called c
+        where not exists (select from told t where t.unit_seq = c.seq and t.id = c.id and t.is_final)
+            and (c.is_pending or c.seq > s.turn_seq or exists (select from told t where t.unit_seq = c.seq and t.id = c.id)));
+end
+$$;
+
+comment on function pycontext._waiting_unit(pycontext._window_state, bigint) is
+    'Private. The oldest call of an adopted chat before a border that waits for a person, or in the newest turn.';
+
 -- Whether a unit of an adopted chat has rows on both sides of a place.
 create or replace function pycontext._splits_unit(chat_id text, source text, place bigint)
 returns boolean

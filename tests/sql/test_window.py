@@ -197,12 +197,7 @@ def test_an_interim_result_gives_way_to_the_real_one(begin: Begin) -> None:
     assert results == ["approved"]
 
 
-def test_a_pending_call_is_not_summarized_away_and_is_answered_in_its_place(
-    begin: Begin, request: pytest.FixtureRequest
-) -> None:
-    if request.node.callspec.params["begin"] == "adopted":
-        reason = "the plan of an adopted chat does not know its open calls"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_a_pending_call_is_not_summarized_away_and_is_answered_in_its_place(begin: Begin) -> None:
     waiting = {"pending": True}
     chat = begin(user("first"), says("hello " * 300), profile="small-8k")
     chat.append(
