@@ -101,6 +101,14 @@ create or replace view pycontext._border_row as
 select null::bigint as unit_seq, null::bigint as start_total, null::bigint as start_stub, null::bigint as after_user
 where false;
 
+-- A row as a place: who wrote it, where it stands on the running totals, what it costs, the request before it.
+create or replace view pycontext._place_row as
+select
+    null::bigint as seq, null::text as message_id, null::bigint as unit_seq, null::boolean as is_user,
+    null::bigint as running_total, null::bigint as running_stub, null::integer as frozen_tokens,
+    null::integer as stub_tokens, null::bigint as after_user
+where false;
+
 -- What a line keeps in sight from before it: the head and the newest request.
 create or replace view pycontext._line_frame_row as
 select

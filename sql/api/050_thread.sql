@@ -231,8 +231,9 @@ end
 $$;
 
 -- The one reader of a thread. Rows (not lines) as they stood at act as_of_act (null: now). Ways in: ranges of whole
--- units, section_no telling which; newest_first, max_rows by seq; the first unit that starts at or after the running
--- total min_start; one message_id. Every way is one index scan that stops where it may.
+-- units, section_no telling which; newest_first, max_rows by seq; with min_start starts of units, among them the range's
+-- first and the first at or after that running total; one message_id. Every way is an index scan that stops where it may.
+-- (seq <= unit_seq is what starts a unit: of an equality the planner thinks that it is rare, and sorts.)
 create or replace function pycontext._thread_rows(
     chat_id text, source text, from_seq bigint[], to_seq bigint[], as_of_act bigint default null,
     max_rows integer default null, newest_first boolean default false, min_start bigint default null,
@@ -250,7 +251,7 @@ begin
         from unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
         cross join lateral pycontext._source_rows(_thread_rows.chat_id, source, g.lo, g.hi, max_rows, newest_first,
             users_only, _thread_rows.message_id, g.n::integer, min_start is not null) s
-        where min_start is null or s.seq = s.unit_seq and s.running_total - s.frozen_tokens >= min_start;
+        where min_start is null or s.seq = s.unit_seq;
     elsif message_id is not null then
         return query
         select 1, r.* from pycontext._stored_row r
@@ -264,17 +265,23 @@ begin
             where r.chat_id = _thread_rows.chat_id and r.seq between from_seq[i] and to_seq[i] and r.line_no = 0
                 and (r.unit_seq >= from_seq[i] or from_seq[i] = to_seq[i]) and r.at_act <= as_of_act
                 and (r.gone_act is null or r.gone_act > as_of_act)
-                and (min_start is null or r.seq = r.unit_seq and r.running_total - r.frozen_tokens >= min_start)
+                and (min_start is null or r.seq = r.unit_seq)
             order by case when newest_first then -r.seq else r.seq end
-            limit case when min_start is not null then 1 else max_rows end;
+            limit max_rows;
         end loop;
     elsif min_start is not null then
         return query
-        select 1, r.* from pycontext._stored_row r
+        (select 1, r.* from pycontext._stored_row r
         where r.chat_id = _thread_rows.chat_id and r.unit_seq between from_seq[1] and to_seq[1] and r.gone_act is null
-            and r.line_no = 0 and r.seq = r.unit_seq and r.running_total - r.frozen_tokens >= min_start
+            and r.line_no = 0 and r.seq <= r.unit_seq
         order by r.unit_seq, r.seq, r.line_no
-        limit 1;
+        limit 1)
+        union all
+        (select 1, r.* from pycontext._stored_row r
+        where r.chat_id = _thread_rows.chat_id and r.unit_seq between from_seq[1] and to_seq[1] and r.gone_act is null
+            and r.line_no = 0 and r.seq <= r.unit_seq and r.running_total - r.frozen_tokens >= min_start
+        order by r.unit_seq, r.seq, r.line_no
+        limit 1);
     elsif newest_first then
         return query
         select 1, r.* from pycontext._stored_row r

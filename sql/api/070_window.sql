@@ -23,14 +23,21 @@ as $$
     select case when source is null then 0 else -4611686018427387904 end
 $$;
 
--- The first unit at or after from_seq that starts at or after a running total; null where none does.
-create or replace function pycontext._first_unit(s pycontext._window_state, from_seq bigint, total bigint)
+-- The first unit at or after from_seq; null where there is none.
+create or replace function pycontext._first_unit(s pycontext._window_state, from_seq bigint)
 returns pycontext._border_row
-language sql stable
+language plpgsql stable
+set search_path = ''
 as $$
-    select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user
-    from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[s.hi_seq], s.act_arg, min_start => total) r
-    order by r.unit_seq limit 1
+declare
+    b pycontext._border_row;
+begin
+    select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user into b
+    from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[s.hi_seq], s.act_arg, 1,
+        min_start => -4611686018427387904) r
+    order by r.unit_seq limit 1;
+    return b;
+end
 $$;
 
 -- The unit that starts newest.
@@ -56,58 +63,75 @@ begin
 end
 $$;
 
--- The first unit that starts at or after a running total: guesses from the chat's mean where that is, doubles the
--- step back until a row lies before it, then looks forward.
+-- The first unit that starts at or after a running total: guesses from the chat's mean where that is, and doubles the
+-- step back until a unit before it is in reach.
 create or replace function pycontext._border(s pycontext._window_state, total bigint)
 returns pycontext._border_row
 language plpgsql stable
 set search_path = ''
 as $$
 declare
-    v_floor bigint := coalesce(s.floor_seq, s.lo_seq + 1);
+    b pycontext._border_row;
+    v_lowest bigint := coalesce(s.floor_seq, s.lo_seq + 1);
+    v_floor bigint := v_lowest;
     v_back bigint;
-    v_at pycontext._border_row;
+    v_start bigint;
 begin
     if s.source is null then
         v_back := 4 + ceil(1.1 * (s.total_hi - total) * s.hi_seq / greatest(s.total_hi, 1));
-        loop
-            v_floor := greatest(s.hi_seq - v_back, s.lo_seq + 1);
-            exit when v_floor = s.lo_seq + 1;
-            v_at := pycontext._first_unit(s, v_floor, -1);
-            exit when v_at.start_total < total;
-            v_back := v_back * 2;
-        end loop;
+        v_floor := greatest(s.hi_seq - v_back, v_lowest);
     end if;
-    return pycontext._first_unit(s, v_floor, total);
+    loop
+        -- the unit it starts from comes with the unit asked for: totals grow, so the least is the one
+        select min(r.running_total - r.frozen_tokens), min(r.unit_seq) filter (where r.running_total - r.frozen_tokens >= total),
+            min(r.running_total - r.frozen_tokens) filter (where r.running_total - r.frozen_tokens >= total),
+            min(r.running_stub - r.stub_tokens) filter (where r.running_total - r.frozen_tokens >= total),
+            max(r.after_user) filter (where r.running_total - r.frozen_tokens >= total)
+        into v_start, b.unit_seq, b.start_total, b.start_stub, b.after_user
+        from pycontext._thread_rows(s.chat_id, s.source, array[v_floor], array[s.hi_seq], s.act_arg, min_start => total) r;
+        exit when v_floor = v_lowest or v_start < total;
+        v_back := v_back * 2;
+        v_floor := greatest(s.hi_seq - v_back, v_lowest);
+    end loop;
+    return b;
 end
 $$;
 
 -- The row of a message by its seq, as it stood.
 create or replace function pycontext._row_at(s pycontext._window_state, seq bigint)
-returns pycontext._thread_row
-language sql stable
+returns pycontext._place_row
+language plpgsql stable
+set search_path = ''
 as $$
-    select r from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act) r
+declare
+    p pycontext._place_row;
+begin
+    select r.seq, r.message_id, r.unit_seq, r.is_user, r.running_total, r.running_stub, r.frozen_tokens, r.stub_tokens, r.after_user
+    into p
+    from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act) r;
+    return p;
+end
 $$;
 
 -- The newest real user message before the unit that starts at unit_seq; null at or below lo_seq.
 create or replace function pycontext._request_before(
     s pycontext._window_state, unit_seq bigint, after_user bigint, lo_seq bigint)
-returns pycontext._thread_row
+returns pycontext._place_row
 language plpgsql stable
 set search_path = ''
 as $$
 declare
-    r pycontext._thread_row;
+    p pycontext._place_row;
 begin
     if s.source is not null then
-        select t.* into r
+        select t.seq, t.message_id, t.unit_seq, t.is_user, t.running_total, t.running_stub, t.frozen_tokens, t.stub_tokens, t.after_user
+        into p
         from pycontext._thread_rows(s.chat_id, s.source, array[lo_seq + 1], array[unit_seq - 1], null, 1, true,
             users_only => true) t;
     elsif after_user > lo_seq then
-        r := pycontext._row_at(s, after_user);
+        p := pycontext._row_at(s, after_user);
     end if;
-    return r;
+    return p;
 end
 $$;
 
@@ -389,11 +413,15 @@ $$;
 
 create or replace function pycontext._pinned_between(pins pycontext._pin_row[], after_unit bigint, before_unit bigint)
 returns bigint
-language sql immutable parallel safe
+language plpgsql immutable parallel safe
+set search_path = ''
 as $$
-    select case when pins is null then 0 else (
-        select coalesce(sum(t.tokens), 0)::bigint from unnest(pins) t
-        where t.unit_seq > after_unit and t.unit_seq < before_unit) end
+begin
+    if pins is null then
+        return 0;
+    end if;
+    return (select coalesce(sum(t.tokens), 0) from unnest(pins) t where t.unit_seq > after_unit and t.unit_seq < before_unit);
+end
 $$;
 
 -- The pins that stand apart because their units lie before the first unit shown; where the request stands apart too,
@@ -424,8 +452,8 @@ declare
     s pycontext._window_state := pycontext._chat_state(chat_id, token_budget, as_of);
     b pycontext._border_row;
     v_tail pycontext._border_row;
-    v_row pycontext._thread_row;
-    v_request pycontext._thread_row;
+    v_row pycontext._place_row;
+    v_request pycontext._place_row;
     v_avail bigint := s.token_budget - s.fixed_tokens;
     v_tail_tokens bigint := floor(s.tail_ratio * s.token_budget);
     v_grid numeric;
@@ -569,7 +597,9 @@ begin
                 b := pycontext._border(s, ceil(v_mid * v_grid)::bigint);
             end loop;
             if s.mode = 'prune' then
-                s := pycontext._with_pins(s, v_pins, s.lo_seq + 1);
+                if v_pins is not null then
+                    s := pycontext._with_pins(s, v_pins, s.lo_seq + 1);
+                end if;
                 s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
                 return s;
             end if;
@@ -622,7 +652,9 @@ begin
             if v_request.seq = s.marker_to then
                 s.marker_to := s.marker_to - 1;
             end if;
-            s := pycontext._with_pins(s, v_pins, s.first_unit);
+            if v_pins is not null then
+                s := pycontext._with_pins(s, v_pins, s.first_unit);
+            end if;
             if v_cost + coalesce(v_request.frozen_tokens, v_head_cut)
                 + pycontext._marker_cost(s.marker_from, s.marker_to, s.marker_tokens) <= v_avail then
                 s.mode := 'omit';

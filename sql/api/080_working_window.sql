@@ -437,7 +437,7 @@ begin
     if v_from < v_first and (v_from = v_first - 1 and v_from = v_request.seq) is not true then
         if s.source is null then
             -- all of the range, but for what is shown of it
-            v_tokens := coalesce((pycontext._first_unit(s, v_first, -1)).start_total, s.total_hi)
+            v_tokens := coalesce((pycontext._first_unit(s, v_first)).start_total, s.total_hi)
                 - (select t.running_total - t.frozen_tokens from pycontext._row_at(s, v_from) t)
                 - (select coalesce(sum(t.frozen_tokens), 0) from unnest(v_head || v_pins) t where t.seq between v_from and v_first - 1);
         end if;
@@ -482,32 +482,81 @@ as $$
     select case when from_seq > to_seq then 0 else 28 end + (length(from_seq::text) + 2) / 3 + (length(to_seq::text) + 2) / 3 + (length(tokens::text) + 2) / 3
 $$;
 
+-- Rows of a window that no message stands behind: one expression each, so that it costs no call.
 create or replace function pycontext._marker_row(
     ordinal integer, from_seq bigint, to_seq bigint, tokens bigint, is_partial boolean, is_exact boolean)
 returns pycontext.window_row
 language sql immutable parallel safe
 as $$
-    select ordinal, 'omitted'::text, null::text, to_seq, 'message'::text, 'user'::text, to_jsonb(t.body), null::jsonb,
-        null::text, null::text, pycontext._marker_cost(from_seq, to_seq, tokens), true, true, false, null::timestamptz, is_exact
-    from (select pycontext._marker_text(from_seq, to_seq, tokens, is_partial) as body) t
+    select row(ordinal, 'omitted', null, to_seq, 'message', 'user',
+        to_jsonb(pycontext._marker_text(from_seq, to_seq, tokens, is_partial)), null, null, null,
+        pycontext._marker_cost(from_seq, to_seq, tokens), true, true, false, null, is_exact)::pycontext.window_row
 $$;
 
 create or replace function pycontext._line_row(ordinal integer, s pycontext._window_state, body text, tokens integer)
 returns pycontext.window_row
 language sql immutable parallel safe
 as $$
-    select ordinal, 'summary'::text, s.line_id, s.line_seq, 'summary'::text, 'user'::text,
-        to_jsonb(pycontext._line_text(s.line_origin, s.line_covers_from, s.line_seq, body)), null::jsonb, null::text,
-        null::text, tokens, s.line_encoding is null or body is distinct from s.line_content #>> '{}',
-        body is distinct from s.line_content #>> '{}', false, s.line_created_at, s.is_exact
+    select row(ordinal, 'summary', s.line_id, s.line_seq, 'summary', 'user',
+        to_jsonb(pycontext._line_text(s.line_origin, s.line_covers_from, s.line_seq, body)), null, null, null, tokens,
+        s.line_encoding is null or body is distinct from s.line_content #>> '{}',
+        body is distinct from s.line_content #>> '{}', false, s.line_created_at, s.is_exact)::pycontext.window_row
 $$;
 
 create or replace function pycontext._prompt_row(s pycontext._window_state)
 returns pycontext.window_row
 language sql immutable parallel safe
 as $$
-    select 1, 'system'::text, null::text, null::bigint, 'message'::text, 'system'::text, to_jsonb(s.prompt), null::jsonb,
-        null::text, null::text, s.prompt_tokens, s.prompt_encoding is null, false, false, s.prompt_created_at, s.is_exact
+    select row(1, 'system', null, null, 'message', 'system', to_jsonb(s.prompt), null, null, null, s.prompt_tokens,
+        s.prompt_encoding is null, false, false, s.prompt_created_at, s.is_exact)::pycontext.window_row
+$$;
+
+-- The rows of the ranges, rendered, among the rows that were made: place[i] is the range that extra[i] follows.
+create or replace function pycontext._section_rows(
+    s pycontext._window_state, sections text[], from_unit bigint[], to_unit bigint[], is_pruned boolean[],
+    extra pycontext.window_row[], place integer[])
+returns setof pycontext.window_row
+language sql stable
+as $$
+    select (row_number() over (order by q.place, q.first_sort, q.second_sort))::integer, q.section, q.message_id, q.seq,
+        q.kind, q.role, q.content, q.tool_calls, q.tool_call_id, q.name, q.tokens, q.is_estimate, q.is_shortened,
+        q.is_escaped, q.created_at, s.is_exact
+    from (
+        select 2 * r.section_no as place, r.unit_seq as first_sort, r.seq as second_sort, sections[r.section_no] as section,
+            r.message_id, r.seq, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
+            r.encoding is null as is_estimate, not r.is_plain as is_shortened, r.has_fence as is_escaped, r.created_at
+        from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
+            s.turn_seq, array_append(s.pin_units, s.border_request)) r
+        union all
+        select 2 * e.at + 1, e.n, 0, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
+            e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at
+        from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
+            content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
+            at, n)) q
+$$;
+
+-- The same with stand-ins for results that have not come, and the head cut to its limit where it must be.
+create or replace function pycontext._closed_section_rows(
+    s pycontext._window_state, sections text[], from_unit bigint[], to_unit bigint[], is_pruned boolean[],
+    extra pycontext.window_row[], place integer[])
+returns setof pycontext.window_row
+language sql stable
+as $$
+    select (row_number() over (order by q.place, q.first_sort, q.second_sort, q.third_sort))::integer, q.section,
+        q.message_id, q.seq, q.kind, q.role, q.content, q.tool_calls, q.tool_call_id, q.name, q.tokens, q.is_estimate,
+        q.is_shortened, q.is_escaped, q.created_at, s.is_exact
+    from (
+        select 2 * t.section_no as place, t.unit_seq as first_sort, t.seq as second_sort, t.line_no as third_sort, x.*
+        from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) t
+        cross join lateral pycontext._window_row(null, sections[t.section_no],
+            case when s.is_head_cut and sections[t.section_no] = 'head'
+                then pycontext._shorten_row(t, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
+        union all
+        select 2 * e.at + 1, e.n, 0, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
+            e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
+        from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
+            content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
+            at, n)) q
 $$;
 
 -- The messages the model really reads, oldest first, within token_budget (null: the profile's). as_of: a message
@@ -593,11 +642,14 @@ begin
         v_sections := v_sections || 'tail'::text;
         v_pruned := v_pruned || true;
     end if;
-    if s.has_open then
+    v_sections := v_sections || 'tail'::text;
+    v_from := v_from || v_whole;
+    v_to := v_to || s.hi_seq;
+    v_pruned := v_pruned || false;
+    if s.has_open or s.is_head_cut then
         -- stand-ins are known once the rows are read: where they do not fit, the tail is cut
         select array_agg(r order by r.ordinal), sum(r.tokens) into v_extra, v_tokens
-        from pycontext._section_rows(s, v_sections || 'tail'::text, v_from || v_whole, v_to || s.hi_seq,
-            v_pruned || false, v_extra, v_place) r;
+        from pycontext._closed_section_rows(s, v_sections, v_from, v_to, v_pruned, v_extra, v_place) r;
         if v_tokens + 3 > s.token_budget then
             s.first_unit := v_first;
             s.marker_to := v_first - 1;
@@ -607,59 +659,8 @@ begin
         else
             return query select * from unnest(v_extra);
         end if;
-        return;
-    end if;
-    return query select * from pycontext._section_rows(s, v_sections || 'tail'::text, v_from || v_whole, v_to || s.hi_seq,
-        v_pruned || false, v_extra, v_place);
-end
-$$;
-
--- The rows of the ranges, rendered, among the rows that were made: place[i] is the range that extra[i] follows.
-create or replace function pycontext._section_rows(
-    s pycontext._window_state, sections text[], from_unit bigint[], to_unit bigint[], is_pruned boolean[],
-    extra pycontext.window_row[], place integer[])
-returns setof pycontext.window_row
-language plpgsql stable
-set search_path = ''
-as $$
-declare
-    v_kept bigint[] := array_append(s.pin_units, s.border_request);
-begin
-    if s.has_open or s.is_head_cut then
-        return query
-        select (row_number() over w)::integer, q.section, q.message_id, q.seq, q.kind, q.role, q.content, q.tool_calls,
-            q.tool_call_id, q.name, q.tokens, q.is_estimate, q.is_shortened, q.is_escaped, q.created_at, q.is_exact
-        from (
-            select 2 * t.section_no as place, t.unit_seq as first_sort, t.seq as second_sort, t.line_no as third_sort, x.*
-            from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) t
-            cross join lateral pycontext._window_row(null, sections[t.section_no],
-                case when s.is_head_cut and sections[t.section_no] = 'head'
-                    then pycontext._shorten_row(t, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
-            union all
-            select 2 * e.at + 1, e.n, 0, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
-                e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
-            from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
-                content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
-                at, n)) q
-        window w as (order by q.place, q.first_sort, q.second_sort, q.third_sort);
     else
-        return query
-        select (row_number() over w)::integer, q.section, q.message_id, q.seq, q.kind, q.role, q.content, q.tool_calls,
-            q.tool_call_id, q.name, q.tokens, q.is_estimate, q.is_shortened, q.is_escaped, q.created_at, q.is_exact
-        from (
-            select 2 * r.section_no as place, r.unit_seq as first_sort, r.seq as second_sort, sections[r.section_no] as section,
-                r.message_id, r.seq, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
-                r.encoding is null as is_estimate, not r.is_plain as is_shortened, r.has_fence as is_escaped, r.created_at,
-                s.is_exact
-            from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-                s.turn_seq, v_kept) r
-            union all
-            select 2 * e.at + 1, e.n, 0, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
-                e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
-            from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
-                content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
-                at, n)) q
-        window w as (order by q.place, q.first_sort, q.second_sort);
+        return query select * from pycontext._section_rows(s, v_sections, v_from, v_to, v_pruned, v_extra, v_place);
     end if;
 end
 $$;

@@ -56,7 +56,7 @@ declare
     v_prune pycontext._border_row;
     v_gain bigint := 0;
     v_wait text;
-    v_last pycontext._thread_row;
+    v_last pycontext._place_row;
 begin
     select t.* into p from pycontext.profile t where t.profile = s.profile;
     r.token_budget := s.token_budget;
@@ -124,13 +124,13 @@ begin
     select lower(q) - 1 into v_straddled from unnest(s.straddles) q where q @> v_unit;
     v_unit := coalesce(v_straddled, v_unit);
     if v_unit < b.unit_seq then
-        b := pycontext._first_unit(s, v_unit, -4611686018427387904);
+        b := pycontext._first_unit(s, v_unit);
     end if;
     -- M is the newest row before the border
     if b.unit_seq > coalesce(v_head_to, s.lo_seq) + 1 then
         -- ids of a product may commit out of order: its youngest rows wait
         if s.source is null then
-            select q.* into v_last
+            select q.seq, q.message_id into v_last.seq, v_last.message_id
             from pycontext._thread_rows(s.chat_id, null, array[s.lo_seq + 1], array[b.unit_seq - 1], null, 1, true) q;
         else
             v_last := pycontext._settled_row(s, b.unit_seq, p.settle_seconds);
@@ -192,7 +192,6 @@ declare
     v_to bigint := pycontext._place_of(s, after_message_id);
     l pycontext.message := pycontext._line_before(chat_id, v_to);
     f pycontext._line_frame_row;
-    v_request pycontext._thread_row;
 begin
     s.lo_seq := coalesce(l.seq, pycontext._origin(s.source));
     f := pycontext._line_frame(s, l, v_to);
@@ -201,10 +200,10 @@ begin
             null::text, l.tokens, l.created_at, false, false, l.summary, s.edit_no;
         if l.request_seq is not null and f.request_seq is distinct from l.request_seq then
             -- stood in the window as a row of its own until now, and no summary has told it
-            v_request := pycontext._row_at(s, l.request_seq);
-            return query select v_request.seq, v_request.message_id, v_request.kind, v_request.role, v_request.content,
-                pycontext._content_text(v_request.content), null::jsonb, null::text, v_request.name, v_request.tokens,
-                v_request.created_at, false, false, null::jsonb, s.edit_no;
+            return query
+            select r.seq, r.message_id, r.kind, r.role, r.content, pycontext._content_text(r.content), null::jsonb, null::text,
+                r.name, r.tokens, r.created_at, false, false, null::jsonb, s.edit_no
+            from pycontext._thread_rows(chat_id, s.source, array[l.request_seq], array[l.request_seq], s.hi_act) r;
         end if;
     end if;
     return query
@@ -258,7 +257,7 @@ as $$
 declare
     f pycontext._line_frame_row;
     v_reset bigint := s.lo_seq;
-    v_row pycontext._thread_row;
+    v_row pycontext._place_row;
 begin
     s.hi_seq := to_seq;
     if l.origin = 'compaction' then
@@ -532,7 +531,7 @@ declare
     s pycontext._window_state;
     b pycontext._border_row;
     r pycontext.compaction_plan_row;
-    v_request pycontext._thread_row;
+    v_request pycontext._place_row;
     v_pass pycontext.pass;
     v_now timestamptz := clock_timestamp();
 begin
@@ -542,7 +541,7 @@ begin
         return null;
     end if;
     s := pycontext._chat_state(chat_id, token_budget, null);
-    b := pycontext._first_unit(s, r.prune_to_seq + 1, 0);
+    b := pycontext._first_unit(s, r.prune_to_seq + 1);
     v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
     c.act_no := c.act_no + 1;
     insert into pycontext.act (chat_id, act_no, tenant, act, at_seq, details, created_at)

@@ -207,14 +207,14 @@ comment on function pycontext.forget_source(text) is
 -- The newest row before a border that a line may stand after: nothing at or before it is younger than settle_seconds
 -- (ids may commit out of order), and no unit lies on both sides.
 create or replace function pycontext._settled_row(s pycontext._window_state, border_seq bigint, settle_seconds integer)
-returns pycontext._thread_row
+returns pycontext._place_row
 language plpgsql stable
 set search_path = ''
 as $$
 declare
     v_from bigint;
     v_seq bigint;
-    r pycontext._thread_row;
+    r pycontext._place_row;
 begin
     select min(q.seq) into v_from
     from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[border_seq - 1], null, 256, true) q;

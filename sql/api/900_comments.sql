@@ -547,7 +547,7 @@ begin
             ('_clean_calls', 'Tool calls with their arguments as strings.'),
             ('_digest', 'Digest of a message''s body.'),
             ('_border', 'The first unit that starts at or after a running total.'),
-            ('_first_unit', 'The first unit from a seq on that starts at or after a running total.'),
+            ('_first_unit', 'The first unit from a seq on.'),
             ('_request_before', 'The newest real user message before a unit.'),
             ('_source_floor', 'How far back an adopted chat is read for so many tokens.'),
             ('_head_range', 'Range and tokens of the first turn.'),
@@ -568,7 +568,8 @@ begin
             ('_window_row', 'A rendered row as a row of the window.'),
             ('_marker_row', 'The marker as a row of the window.'),
             ('_line_row', 'A line as a row of the window.'),
-            ('_section_rows', 'Rows of one section of the window, numbered on.'),
+            ('_section_rows', 'The rows of a window, rendered and numbered.'),
+            ('_closed_section_rows', 'The rows of a window with stand-ins for results that have not come.'),
             ('_fenced', 'A text in a fence, with the fence tags inside it made harmless.'),
             ('_anthropic_blocks', 'A content as blocks for Anthropic.'),
             ('_call_input', 'Arguments of a call as the object that Anthropic asks for.'),
@@ -600,6 +601,7 @@ begin
             ('_thread_row', 'Row type: all that a reader of a thread knows of a row.'),
             ('_window_state', 'Row type: what one read of a window stands on: figures, limits, bounds, and the border.'),
             ('_border_row', 'Row type: a unit, where it starts in the running totals, and the request before it.'),
+            ('_place_row', 'Row type: a message as a place on the thread and on the running totals.'),
             ('_line_frame_row', 'Row type: what a line keeps in sight from before it: head and request.')
         ) t (name, comment)
         join pg_catalog.pg_class k on k.relname = t.name and k.relkind = 'v'
