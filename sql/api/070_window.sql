@@ -86,7 +86,7 @@ begin
         select min(r.running_total - r.frozen_tokens), min(r.unit_seq) filter (where r.running_total - r.frozen_tokens >= total),
             min(r.running_total - r.frozen_tokens) filter (where r.running_total - r.frozen_tokens >= total),
             min(r.running_stub - r.stub_tokens) filter (where r.running_total - r.frozen_tokens >= total),
-            max(r.after_user) filter (where r.running_total - r.frozen_tokens >= total)
+            (array_agg(r.after_user order by r.unit_seq) filter (where r.running_total - r.frozen_tokens >= total))[1]
         into v_start, b.unit_seq, b.start_total, b.start_stub, b.after_user
         from pycontext._thread_rows(s.chat_id, s.source, array[v_floor], array[s.hi_seq], s.act_arg, min_start => total) r;
         exit when v_floor = v_lowest or v_start < total;
