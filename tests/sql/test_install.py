@@ -280,9 +280,10 @@ def test_a_changed_migration_is_refused(empty_dsn: str, small: Path) -> None:
 def test_an_overload_of_an_earlier_version_goes(db: Connection) -> None:
     """A new parameter makes a new function: with the old one beside it a call would be ambiguous."""
     db.execute(
-        "create function pycontext.thread(chat_id text, before_seq bigint) returns integer language sql as 'select 1'"
+        "create function pycontext.thread(chat_id text, before_seq bigint) returns integer"
+        " language sql as 'select 1'"
     )
-    db.execute("create function pycontext.of_the_product(n integer) returns integer language sql as 'select n'")
+    db.execute("create function pycontext.of_the_product(n int) returns int language sql as 'select n'")
     install.install(db)
     found = db.execute(
         "select p.proname, p.pronargs from pg_proc p where p.pronamespace = 'pycontext'::regnamespace"
