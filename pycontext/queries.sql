@@ -235,3 +235,42 @@ select f.seq, f.message_id, f.role, f.preview, f.tokens, f.created_at
 from pycontext.search_thread(
     chat_id => %(chat_id)s::text, query => %(query)s::text, max_rows => %(max_rows)s::integer,
     before_seq => %(before_seq)s::bigint, for_model => %(for_model)s::boolean) f;
+
+-- name: inspected_chat
+select c.profile, c.owner, c.tenant, c.source, f.encoding, c.token_scale::double precision as token_scale, c.flush_error,
+    pycontext.schema_version() as version
+from pycontext.chat c
+join pycontext.profile f on f.profile = c.profile
+where c.chat_id = %(chat_id)s::text
+union all
+select f.profile, null, d.tenant, d.source, f.encoding, f.token_scale::double precision, null,
+    pycontext.schema_version()
+from pycontext.source d
+join pycontext.profile f on f.profile = 'default'
+where d.is_default and not exists (select from pycontext.chat c where c.chat_id = %(chat_id)s::text);
+
+-- name: newest_passes
+select h.pass_no, h.created_at, h.outcome, h.reason, h.trigger, h.from_seq, h.to_seq, h.tokens_before, h.tokens_after,
+    h.token_budget, h.model, h.calls, h.seconds, h.summary_id, h.lost_values, h.at_seq
+from pycontext.compaction_history h
+where h.chat_id = %(chat_id)s::text
+order by h.pass_no desc
+limit %(max_rows)s::integer;
+
+-- name: newest_acts
+select a.act_no, a.created_at, a.act, a.at_seq, a.details
+from pycontext.act_history a
+where a.chat_id = %(chat_id)s::text
+order by a.act_no desc
+limit %(max_rows)s::integer;
+
+-- name: window_sections
+select w.section, sum(w.tokens)::integer as tokens, bool_and(w.is_exact) as is_exact
+from pycontext.working_window(
+    chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer, as_of => %(as_of)s::text) w
+group by w.section;
+
+-- name: read_budgets
+select m.message_id, m.read_budget
+from pycontext.message m
+where m.chat_id = %(chat_id)s::text and m.message_id = any(%(message_ids)s::text[]) and m.read_budget is not null;

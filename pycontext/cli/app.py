@@ -258,6 +258,49 @@ def explain(
         show.explanation(out(), rows)
 
 
+@app.command()
+def inspect(
+    chat: Chat,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The page, as HTML; - is stdout.")
+    ],
+    dsn: Dsn = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--token-budget",
+            "--budget",
+            min=1,
+            metavar="TOKENS",
+            help="The token budget. Default: the profile's.",
+            show_default=False,
+        ),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of", metavar="MESSAGE_ID", help="The window as it was at this message.", callback=_id
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="At most so many rows of the thread, the newest.")
+    ] = 10_000,
+) -> None:
+    """Write one HTML page of a chat: its thread, what the model reads of it, and why. It loads nothing."""
+    from pycontext.inspector import inspect as page
+
+    with reported():
+        with psycopg.connect(
+            target.find(dsn).dsn, autocommit=True, prepare_threshold=None, client_encoding="utf8"
+        ) as conn:
+            text = page(conn, chat, budget, as_of, limit)
+        if str(output) == "-":
+            sys.stdout.buffer.write(text.encode())
+            return
+        output.write_text(text, encoding="utf-8", newline="\n")
+        out().print(f"{visible(str(output))}: {number(len(text.encode()))} bytes; open it in a browser")
+
+
 def window_json(chat: str, rows: list[WindowRow], token_budget: int, as_of: str | None) -> dict[str, Any]:
     """The window as `pycontext window --json` prints it."""
     return {

@@ -625,5 +625,5 @@ $$;
 create or replace view pycontext.compaction_history with (security_invoker = true) as
 select p.chat_id, p.pass_no, p.created_at, p.outcome, p.trigger, p.from_seq, p.to_seq, p.tokens_before, p.tokens_after,
     p.tokens_before - p.tokens_after as saved_tokens, p.token_budget, p.model, p.calls, p.prompt_tokens,
-    p.completion_tokens, p.seconds, p.summary_id, p.reason, p.lost_values
+    p.completion_tokens, p.seconds, p.summary_id, p.reason, p.lost_values, p.at_seq
 from pycontext.pass p;

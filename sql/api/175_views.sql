@@ -80,3 +80,17 @@ comment on column pycontext.token_count_coverage.rows is 'Live rows; null for ad
 comment on column pycontext.token_count_coverage.counted is 'Rows with an exact count.';
 comment on column pycontext.token_count_coverage.estimated is 'Rows without; null for adopted chats.';
 comment on column pycontext.token_count_coverage.percent is 'Counted of all; null for adopted chats.';
+
+create or replace view pycontext.act_history with (security_invoker = true) as
+select a.chat_id, a.act_no, a.created_at, a.act, a.at_seq, a.details
+from pycontext.act a;
+
+comment on view pycontext.act_history is
+    'What may have changed earlier bytes of a window, in order: what "act N" of explain_window was. Bound it by chat_id.';
+comment on column pycontext.act_history.chat_id is 'The chat.';
+comment on column pycontext.act_history.act_no is 'Number in the chat, from 1.';
+comment on column pycontext.act_history.created_at is 'When it was done.';
+comment on column pycontext.act_history.act is
+    'summarized, pruned, reset, pinned, unpinned, rewound, redacted, dropped, prompted, profile, late_result, stale, forked.';
+comment on column pycontext.act_history.at_seq is 'The chat''s newest seq at that time.';
+comment on column pycontext.act_history.details is 'What it was about; no content.';

@@ -418,6 +418,7 @@ comment on column pycontext.compaction_history.calls is 'Requests sent to that m
 comment on column pycontext.compaction_history.prompt_tokens is 'Tokens that the model read.';
 comment on column pycontext.compaction_history.completion_tokens is 'Tokens that the model wrote.';
 comment on column pycontext.compaction_history.seconds is 'How long the summarizer took.';
+comment on column pycontext.compaction_history.at_seq is 'The chat''s newest seq at that time.';
 comment on column pycontext.compaction_history.summary_id is 'message_id of the line it stored; null = none.';
 comment on column pycontext.compaction_history.lost_values is
     'Exact values of the covered messages that neither the line nor a fact named when it was stored; null: no summary was.';

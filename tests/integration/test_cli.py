@@ -82,7 +82,7 @@ def rows_in(db: psycopg.Connection[Any], chat_id: str) -> int:
 def test_help_lists_the_commands(run: Any) -> None:
     result = run("--help")
     assert result.code == 0
-    names = "install sql status demo import chats thread window compact start-over psql"
+    names = "install sql status demo import chats thread window explain inspect compact start-over psql"
     for name in names.split(" "):
         assert re.search(rf"^  {name} ", result.out, re.MULTILINE), name
 
