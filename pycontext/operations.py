@@ -22,7 +22,7 @@ from pycontext.rows import (
     WindowRow,
     as_row,
 )
-from pycontext.steps import Call, Steps
+from pycontext.steps import Call, Row, Steps
 
 T = TypeVar("T")
 
@@ -114,6 +114,12 @@ def window(chat_id: Id, token_budget: int | None, as_of: Id | None) -> Steps[lis
         "as_of": optional_identity(as_of, "as_of"),
     }
     return fetch(WindowRow, Call("working_window", given))
+
+
+def window_items(chat_id: Id, token_budget: int | None) -> Steps[list[Row]]:
+    """What the model would read, each row with what `items` needs to make its Responses items."""
+    rows: list[Row] = yield Call("window_items", {"chat_id": identity(chat_id), "token_budget": token_budget})
+    return rows
 
 
 def explain(

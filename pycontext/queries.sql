@@ -25,6 +25,17 @@ from pycontext.working_window(
     chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer, as_of => %(as_of)s::text) w
 order by w.ordinal;
 
+-- name: window_items
+select w.role, w.content, w.tool_calls, w.tool_call_id, w.is_shortened or w.is_escaped as is_changed, o.items
+from pycontext.working_window(chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) w
+left join lateral (
+    select t.metadata -> 'items' as items
+    from pycontext.message_original(chat_id => %(chat_id)s::text, seq => w.seq) t
+    where t.kind = 'message' and w.kind = 'message' and w.message_id = t.message_id) o on true
+-- a stand-in for a result that is not there yet was never an item
+where w.role <> 'tool' or w.message_id is not null
+order by w.ordinal;
+
 -- name: explain_window
 select e.seq, e.preview, e.fate, e.by, e.reason, e.tokens, e.stored, e.role, e.section, e.message_id
 from pycontext.explain_window(

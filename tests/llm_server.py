@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks OpenAI's chat completions, with the faults real ones have.
+"""A real HTTP server that speaks OpenAI's chat completions and responses, streamed too, with real faults.
 
 with LLMServer() as server:
     server.script("503", "ok")          # what the next requests get; after that, `server.default`
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -156,6 +156,98 @@ def _completion(
     }
 
 
+def _pieces(text: str, size: int = 5) -> list[str]:
+    """Text as a model streams it, cut anywhere."""
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def _chunks(completion: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A completion as the events of its stream."""
+    choice = completion["choices"][0]
+    message = choice["message"]
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant"},
+        *({"content": p} for p in _pieces(message.get("content") or "")),
+    ]
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        deltas.append({"tool_calls": [{"index": index, **call}]})
+    shared = {**completion, "object": "chat.completion.chunk", "usage": None}
+    for delta in deltas:
+        yield {**shared, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    yield {**shared, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}
+    yield {**shared, "choices": [], "usage": completion["usage"]}
+
+
+def _response(request: dict[str, Any], completion: dict[str, Any]) -> dict[str, Any]:
+    """A completion in the form of the Responses API. A message may bring `output` items of its own."""
+    message = completion["choices"][0]["message"]
+    output = message.get("output")
+    if output is None:
+        calls = message.get("tool_calls") or ()
+        output = [
+            {
+                "type": "function_call",
+                "id": f"fc_{call['id']}",
+                "call_id": call["id"],
+                "status": "completed",
+                **call["function"],
+            }
+            for call in calls
+        ]
+        if message.get("content"):
+            text = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+            output = [
+                {
+                    "type": "message",
+                    "id": "msg_1",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": [text],
+                },
+                *output,
+            ]
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": completion["created"],
+        "model": completion["model"],
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.get("instructions"),
+        "metadata": {},
+        "output": output,
+        "parallel_tool_calls": True,
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "usage": {
+            "input_tokens": 100,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 20,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 120,
+        },
+    }
+
+
+def _response_events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A response as the events of its stream."""
+    events: list[dict[str, Any]] = [{"type": "response.created", "response": {**response, "output": []}}]
+    for index, item in enumerate(response["output"]):
+        at = {"output_index": index, "item_id": item.get("id")}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": item})
+        for number, part in enumerate(item["content"] if item["type"] == "message" else ()):
+            for piece in _pieces(part["text"]):
+                delta = {"content_index": number, "delta": piece, "logprobs": []}
+                events.append({"type": "response.output_text.delta", **at, **delta})
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    events.append({"type": "response.completed", "response": response})
+    for number, event in enumerate(events):
+        yield {**event, "sequence_number": number}
+
+
 def _handler(server: LLMServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -163,16 +255,27 @@ def _handler(server: LLMServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if not self.path.endswith("/chat/completions"):
+            request = json.loads(body)
+            is_response = self.path.endswith("/responses")
+            if not (is_response or self.path.endswith("/chat/completions")):
                 status, answer = 404, {"error": {"message": f"no {self.path}"}}
             else:
-                status, answer = server.answer(json.loads(body), headers)
+                status, answer = server.answer(request, headers)
+            is_completion = status == 200 and isinstance(answer, dict) and bool(answer.get("choices"))
+            if is_response and is_completion:
+                answer = _response(request, answer)
+            kind = "text/html" if isinstance(answer, str) else "application/json"
+            if request.get("stream") and is_completion:
+                kind = "text/event-stream"
+                events = _response_events(answer) if is_response else _chunks(answer)
+                answer = "".join(
+                    f"event: {e['type']}\n" * ("type" in e) + f"data: {json.dumps(e)}\n\n" for e in events
+                )
+                answer += "" if is_response else "data: [DONE]\n\n"
             data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
             try:
                 self.send_response(status)
-                self.send_header(
-                    "Content-Type", "text/html" if isinstance(answer, str) else "application/json"
-                )
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
