@@ -269,7 +269,8 @@ def _handler(server: LLMServer) -> type[BaseHTTPRequestHandler]:
                 kind = "text/event-stream"
                 events = _response_events(answer) if is_response else _chunks(answer)
                 answer = "".join(
-                    f"event: {e['type']}\n" * ("type" in e) + f"data: {json.dumps(e)}\n\n" for e in events
+                    (f"event: {event['type']}\n" if is_response else "") + f"data: {json.dumps(event)}\n\n"
+                    for event in events
                 )
                 answer += "" if is_response else "data: [DONE]\n\n"
             data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
