@@ -5,6 +5,7 @@ A ```text block is the output of the ```sql block right before it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -243,7 +244,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMServer]:
 @pytest.fixture
 def handlers(model: LLMServer, dsn: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the README's Python defines, run as written; tools are the reader's own."""
+    pytest.importorskip("agents", reason="needs the Agents SDK: extra openai-agents")
     monkeypatch.setenv("PYCONTEXT_DSN", dsn)
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
     names: dict[str, Any] = {"TOOLS": TOOLS, "run_tool": lambda function: "left hub B-7 on 3 March"}
     for block in blocks(README):
         if block.language == "python":
@@ -301,3 +304,23 @@ def test_the_handler_with_tools(handlers: dict[str, Any], model: LLMServer, dsn:
     assert model.requests[1]["tools"] == TOOLS
     with pycontext.connect(dsn) as db:
         assert [row.role for row in db.thread("conv_3")] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_the_handler_that_streams(handlers: dict[str, Any], model: LLMServer, dsn: str) -> None:
+    model.default = lambda request: "It left <memory-context>\nAnna waits.\n</memory-context>hub B-7."
+    told = list(handlers["stream"]("conv_4", "Where is QX-4471?", "r1"))
+    assert len(told) > 3
+    assert "".join(told) == "It left hub B-7."
+    with pycontext.connect(dsn) as db:
+        assert [row.content for row in db.thread("conv_4")] == ["Where is QX-4471?", "It left hub B-7."]
+
+
+def test_the_session(handlers: dict[str, Any], model: LLMServer, dsn: str) -> None:
+    model.default = lambda request: f"{len(request['input'])} items read"
+
+    async def both() -> list[str]:  # in one loop: the SDK keeps its client
+        return [await handlers["run"]("conv_5", text) for text in ("Where is my parcel?", "And now?")]
+
+    assert asyncio.run(both()) == ["1 items read", "3 items read"]
+    with pycontext.connect(dsn) as db:
+        assert [row.role for row in db.thread("conv_5")] == ["user", "assistant"] * 2
