@@ -16,6 +16,7 @@ import pycontext
 from pycontext import install as installer
 from pycontext.cli import show, target
 from pycontext.cli.adopting import adopt_command
+from pycontext.cli.chat import chat_command
 from pycontext.cli.terminal import Failed, number, out, print_json, reported, visible
 from pycontext.messages import identity
 from pycontext.queries import query
@@ -394,6 +395,7 @@ def start_over(
 
 
 app.command(name="adopt")(adopt_command)
+app.command(name="chat")(chat_command)
 
 
 @app.command(name="import")

@@ -177,23 +177,10 @@ def _hidden(count: int, max_rows: int | None) -> range:
 def budget_bar(console: Console, rows: Sequence[WindowRow], token_budget: int) -> None:
     """One bar of the budget, a section after the other, and under it what each takes."""
     sums = section_tokens(rows)
-    is_plain = not (console.encoding or "").lower().startswith("utf")
-    cells = max(20, console.width - 2)
-    scale = max(token_budget, sum(sums.values()), 1)
-    bar = Text("[")
-    start = 0
-    done = 0
-    for name, tokens in sums.items():
-        section = SECTIONS.get(name, _OTHER)
-        done += tokens
-        end = min(cells, max(round(done * cells / scale), start + (1 if tokens else 0)))
-        bar.append((section.letter if is_plain else section.glyph) * (end - start), style=section.style)
-        start = end
-    bar.append((_FREE.letter if is_plain else _FREE.glyph) * (cells - start), style=_FREE.style)
-    bar.append("]")
-    console.print(bar, no_wrap=True, overflow="crop")
+    console.print(bar(console, rows, token_budget, max(20, console.width - 2)), no_wrap=True, overflow="crop")
     legend = [(name, tokens, SECTIONS.get(name, _OTHER)) for name, tokens in sums.items()]
     legend.append(("free", max(0, token_budget - window_tokens(rows)), _FREE))
+    is_plain = _is_plain(console)
     lines = Text(" ")
     used = 1
     for name, tokens, section in legend:
@@ -204,6 +191,25 @@ def budget_bar(console: Console, rows: Sequence[WindowRow], token_budget: int) -
         lines.append(entry, style=section.style)
         used += cell_len(entry)
     console.print(lines)
+
+
+def bar(console: Console, rows: Sequence[WindowRow], token_budget: int, cells: int) -> Text:
+    """The budget in that many cells, a section after the other, in brackets."""
+    sums = section_tokens(rows)
+    is_plain = _is_plain(console)
+    scale = max(token_budget, sum(sums.values()), 1)
+    drawn = Text("[")
+    start = 0
+    done = 0
+    for name, tokens in sums.items():
+        section = SECTIONS.get(name, _OTHER)
+        done += tokens
+        end = min(cells, max(round(done * cells / scale), start + (1 if tokens else 0)))
+        drawn.append((section.letter if is_plain else section.glyph) * (end - start), style=section.style)
+        start = end
+    drawn.append((_FREE.letter if is_plain else _FREE.glyph) * (cells - start), style=_FREE.style)
+    drawn.append("]")
+    return drawn
 
 
 def window_tokens(rows: Sequence[WindowRow]) -> int:
@@ -272,5 +278,9 @@ def _tokens(tokens: int, is_estimate: bool) -> str:
 
 
 def _rule(console: Console, title: str, style: str) -> Rule:
-    is_plain = not (console.encoding or "").lower().startswith("utf")
-    return Rule(Text(title, style=style), characters="-" if is_plain else "—", style=style)
+    return Rule(Text(title, style=style), characters="-" if _is_plain(console) else "—", style=style)
+
+
+def _is_plain(console: Console) -> bool:
+    """Whether the terminal has no glyphs beyond ASCII."""
+    return not (console.encoding or "").lower().startswith("utf")

@@ -53,6 +53,11 @@ def visible(text: str) -> str:
     return _UNSAFE.sub(_picture, _SPACES.sub(" ", text)).strip()
 
 
+def printable(text: str) -> str:
+    """Text as it is, lines included, with nothing else in it that a terminal would act on."""
+    return _UNSAFE.sub(lambda match: match.group() if match.group() in "\n\t" else _picture(match), text)
+
+
 def _picture(match: re.Match[str]) -> str:
     code = ord(match.group())
     return chr(0x2400 + code) if code < 0x20 else "\N{REPLACEMENT CHARACTER}"
