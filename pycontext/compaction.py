@@ -265,9 +265,9 @@ def _hold(job: Job, held: _Held, encodings: Encodings) -> Steps[Pass]:
             "line_segments", {"chat_id": job.chat_id, "after_message_id": plan.after_message_id}
         )
     request = _request(source, segments, plan, job.focus, held.lease)
-    if not request.messages:
+    if not any(row.is_told for row in request.messages):
         yield from _release(job, held)
-        return _unchanged("skipped", plan, "nothing can be cut: there is no message in the range")
+        return _unchanged("skipped", plan, "nothing can be cut: what is in the range stays in sight")
     return (yield from _summarize(job, held, plan, request, source[0]["edit_no"]))
 
 
@@ -339,8 +339,9 @@ def _ask(summarizer: AnySummarizer, request: SummaryRequest, spent: _Spent) -> S
         spent.model = result.model
         spent.add(result)
         segment = result.segment.map(mask)
-        merged = merge(request.previous, segment, request.max_tokens, request.count)
-        refused = validate(segment) or validate(merged, request.max_tokens, request.count)
+        merged = merge(request.previous, segment, request.max_tokens, request.count, request.ledger_tokens)
+        whole = request.max_tokens + request.ledger_tokens
+        refused = validate(segment) or validate(merged, whole, request.count)
         if refused is None:
             return segment, merged
         if is_last:
@@ -364,6 +365,7 @@ def _request(
         focus,
         count,
         lease.summarizer_window,
+        ledger_tokens=(plan.max_line_tokens or 0) - (plan.max_summary_tokens or 0),
     )
 
 

@@ -65,7 +65,7 @@ from pycontext.window_status(chat_id => %(chat_id)s::text) s;
 -- name: compaction_plan
 select p.decision, p.reason, p.token_budget, p.window_tokens, p.trigger_tokens, p.target_tokens, p.head_tokens,
     p.summary_tokens, p.tail_tokens, p.from_seq, p.to_seq, p.after_message_id, p.covered_tokens,
-    p.max_summary_tokens, p.expected_tokens, p.edit_no
+    p.max_summary_tokens, p.max_line_tokens, p.expected_tokens, p.edit_no
 from pycontext.compaction_plan(chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) p;
 
 -- name: compaction_source

@@ -100,6 +100,7 @@ class Plan:
     after_message_id: str | None
     covered_tokens: int | None
     max_summary_tokens: int | None
+    max_line_tokens: int | None
     expected_tokens: int | None
     edit_no: int
 

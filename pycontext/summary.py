@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -71,7 +72,12 @@ _NOTHING = frozenset(
     ]
 ) | {"not applicable", "no active task", "none.", "(none)", "нет активной задачи"}
 _EXACT = re.compile(r"\d|https?://|\S@\S+\.\S|[\w.-]+/[\w.-]+/|\b[\w-]+\.[a-z]{1,4}\b")
+_SAID_BY = re.compile(r"#\d+ [^:\d]{1,29}:")
+"""A fact that somebody else than the user stated: it names him."""
+_QUOTES = ' "“”„«»「」'
 _PLACE = re.compile(r"#\d+[^:\d]{0,30}:")
+_SHARES = re.compile(r"((?:[^\s{},=]*/(?=[^/\s]))|[\w.-]+=)([^/\s{},=#]+)( — [^#→{}]+)?")
+_FOLDED = re.compile(r"([^{}]*[/=])\{([^{}]+)\}( — [^{}]+)?")
 _READ = frozenset({"read", "прочитан", "已读", "読んだ", "읽음"})
 """Words after ` — ` in an artifact that say the file was only looked at."""
 
@@ -241,15 +247,41 @@ def artifact_key(item: str) -> str:
     return key(re.split(r" [—→] ", item, maxsplit=1)[0]) or key(item)
 
 
-def merge(previous: Summary | None, segment: Summary, max_tokens: int, count: Count) -> Summary:
-    """Merge a segment into the summary before it, within `max_tokens` of `count`.
+def foldable(item: str) -> tuple[str, str, str] | None:
+    """An artifact as (what it may share with others, its own name, what was done to it), where it can share.
+
+    `src/tui/footer.ts — edited` shares `src/tui/`, `order_id=A17` shares `order_id=`. One that cites a
+    `#seq` does not.
+    """
+    match = _SHARES.fullmatch(item)
+    return (match[1], match[2], match[3] or "") if match else None
+
+
+def unfold(items: Iterable[str]) -> tuple[str, ...]:
+    """Artifacts one by one again: `src/{a.py, b.py} — edited` is two."""
+    found: list[str] = []
+    for item in items:
+        match = _FOLDED.fullmatch(item)
+        if match:
+            found += [f"{match[1]}{name}{match[3] or ''}" for name in match[2].split(", ")]
+        else:
+            found.append(item)
+    return tuple(found)
+
+
+def merge(
+    previous: Summary | None, segment: Summary, max_tokens: int, count: Count, ledger_tokens: int = 0
+) -> Summary:
+    """Merge a segment into the summary before it, within `max_tokens` of `count`; artifacts may take
+    `ledger_tokens` more.
 
     Lists are joined oldest first; of two tellings of one thing the newer stands; a pending item that the
     segment tells as resolved is pending no more; the active task is the segment's. What is over the limit
     goes in this order: oldest prose (notes, resolved, decisions, pending, then outcomes and files only
     read), items without exact values before those with them; then facts are told as their values alone, then
     the oldest facts and artifacts go. The newest changed files, up to two fifths of the limit, and the newest
-    prose, up to a fifth, go last of all. Secrets are masked, tags of fences taken out. Deterministic; never
+    prose, up to a fifth, go last of all. Artifacts are told shorter before they go: without `#seq`, then with
+    what they share told once. Secrets are masked, tags of fences taken out. Deterministic; never
     empty where the input was not.
     """
     before = _safe(previous or Summary())
@@ -268,7 +300,7 @@ def merge(previous: Summary | None, segment: Summary, max_tokens: int, count: Co
         active_task=after.active_task,
         notes="\n".join(_join(before.notes.split("\n"), after.notes.split("\n"), key)),
     )
-    return fit(merged, max_tokens, count)
+    return fit(merged, max_tokens, count, ledger_tokens)
 
 
 def merge_segments(segments: Sequence[Summary], max_tokens: int | None, count: Count) -> Summary:
@@ -302,28 +334,29 @@ def merge_segments(segments: Sequence[Summary], max_tokens: int | None, count: C
     return merged if max_tokens is None else fit(merged, max_tokens, count)
 
 
-def fit(summary: Summary, max_tokens: int, count: Count) -> Summary:
+def fit(summary: Summary, max_tokens: int, count: Count, ledger_tokens: int = 0) -> Summary:
     """`summary` within `max_tokens`, trimmed in the order `merge` states.
 
-    Where artifacts take more than two fifths, changed files lose their `#seq` before anything goes.
+    Artifacts may take `ledger_tokens` more. Where they take more than their share, they are told shorter
+    before anything goes.
     """
-    if size(summary, count) <= max_tokens:
+    trimmed = _Trimmed(_entries(summary, count), max_tokens, ledger_tokens, count)
+    if trimmed.fits():
         return summary
-    trimmed = _Trimmed(_entries(summary, count), max_tokens, count)
+    trimmed.shorten_artifacts()
     order, spared = trimmed.order()
-    artifacts = [place for place, entry in enumerate(trimmed.entries) if entry.field == "artifacts"]
-    if sum(trimmed.entries[place].tokens for place in artifacts) > max_tokens * 2 // 5:
-        for place in artifacts:
+    # the words come within their own limit first, so that no artifact goes for their sake
+    for trimmed.is_words in (True, False):
+        for place in order:
+            if _rank(trimmed.entries[place]) < _FIRST_VALUE:
+                trimmed.drop(place)
+        for place in (*order, *spared):
             trimmed.shorten(place)
-    for place in order:
-        if _rank(trimmed.entries[place]) < _FIRST_VALUE:
+        for place in (*order, *spared):
             trimmed.drop(place)
-    for place in (*order, *spared):
-        trimmed.shorten(place)
-    for place in (*order, *spared):
-        trimmed.drop(place)
     result = trimmed.summary()
-    return result if size(result, count) <= max_tokens else _cut(result, max_tokens, count)
+    whole = max_tokens + ledger_tokens
+    return result if size(result, count) <= whole else _cut(result, whole, count)
 
 
 def validate(summary: Summary, max_tokens: int | None = None, count: Count | None = None) -> str | None:
@@ -388,6 +421,7 @@ _PLACEHOLDER = re.compile(
 def _safe(summary: Summary) -> Summary:
     """A summary as it may be stored: masked, no fence tags; the lines of notes stay lines."""
     masked = summary.map(lambda text: mask(_strip_fences(tidy(text))))
+    masked = replace(masked, artifacts=unfold(masked.artifacts))
     lines = (" ".join(line.split()) for line in masked.notes.split("\n"))
     return replace(masked.map(plain), notes="\n".join(line for line in lines if line))
 
@@ -399,6 +433,8 @@ class _Entry:
     tokens: int
     age: float
     """0 oldest, 1 newest of its list."""
+    group: tuple[str, str] | None = None
+    """What it shares with others: what stands before the name, and after."""
 
 
 _FIRST_VALUE = 11
@@ -408,17 +444,60 @@ _FIRST_VALUE = 11
 class _Trimmed:
     """Entries of a summary that give way one by one until the rest fits."""
 
-    def __init__(self, entries: list[_Entry], max_tokens: int, count: Count) -> None:
+    def __init__(self, entries: list[_Entry], max_tokens: int, ledger_tokens: int, count: Count) -> None:
         self.entries = entries
         self.max_tokens = max_tokens
+        self.whole = max_tokens + ledger_tokens
+        self.is_words = False
+        self.named: str | None = None
         self.count = count
         self.kept = set(range(len(entries)))
-        self.left = {
-            name: sum(entry.field == name for entry in entries) for name in (*LISTS, "notes", "active_task")
-        }
-        self.total = sum(entry.tokens for entry in entries) + HEADING_TOKENS * sum(
-            map(bool, self.left.values())
-        )
+        self.left = Counter(entry.field for entry in entries)
+        self.members: Counter[tuple[str, str]] = Counter()
+        self.artifacts = HEADING_TOKENS * bool(self.left["artifacts"])
+        self.rest = HEADING_TOKENS * (len(self.left) - bool(self.left["artifacts"]))
+        for entry in entries:
+            self._add(entry, entry.tokens)
+
+    def _add(self, entry: _Entry, tokens: int) -> None:
+        if entry.field == "artifacts":
+            self.artifacts += tokens
+        else:
+            self.rest += tokens
+
+    def fits(self) -> bool:
+        """True where all of it is within its limits."""
+        return self.rest <= self.max_tokens and self.rest + self.artifacts <= self.whole
+
+    def _stays(self, entry: _Entry) -> bool:
+        """True where nothing is won by this entry."""
+        if self.is_words:
+            return entry.field == "artifacts" or self.rest <= self.max_tokens
+        return self.rest + self.artifacts <= self.whole
+
+    def shorten_artifacts(self) -> None:
+        """Tell artifacts in fewer words where they take more than their share: without place, then folded."""
+        share = max(self.max_tokens * 2 // 5, self.whole - self.max_tokens)
+        places = [place for place, entry in enumerate(self.entries) if entry.field == "artifacts"]
+        if self.artifacts <= share:
+            return
+        for place in places:
+            self.shorten(place)
+        if self.artifacts <= share or self.fits():
+            return
+        shared = {place: split for place in places if (split := foldable(self.entries[place].text))}
+        self.members = Counter((before, after) for before, _, after in shared.values())
+        for place, (before, name, after) in shared.items():
+            if self.members[before, after] > 1:
+                entry = self.entries[place]
+                tokens = self.count(f" {name},")
+                self._add(entry, tokens - entry.tokens)
+                self.entries[place] = replace(entry, tokens=tokens, group=(before, after))
+        self.members = Counter(entry.group for entry in self.entries if entry.group)
+        self.artifacts += sum(self._shared(group) for group in self.members)
+
+    def _shared(self, group: tuple[str, str]) -> int:
+        return item_tokens(f"{group[0]}{{}}{group[1]}", self.count)
 
     def order(self) -> tuple[list[int], list[int]]:
         """What goes, in order; and what goes after all of that: the newest files and the newest prose."""
@@ -430,14 +509,20 @@ class _Trimmed:
             for at in order
             if _rank(self.entries[at]) < _FIRST_VALUE and self.entries[at].field != "artifacts"
         ]
-        spared = self._newest(files, self.max_tokens * 2 // 5) | self._newest(prose, self.max_tokens // 5)
+        spared = self._newest(files, self.whole * 2 // 5) | self._newest(prose, self.max_tokens // 5)
         return [at for at in order if at not in spared], [at for at in order if at in spared]
 
     def _newest(self, places: Sequence[int], room: int) -> set[int]:
         """The newest of `places` that fit into `room` tokens together, in their short form."""
         found: set[int] = set()
+        paid: set[tuple[str, str]] = set()
         for at in sorted(places, key=lambda at: (-self.entries[at].age, -_rank(self.entries[at]), at)):
-            room -= item_tokens(_shorter(self.entries[at]), self.count)
+            entry = self.entries[at]
+            if entry.group is None:
+                room -= item_tokens(_shorter(entry), self.count)
+            else:
+                room -= entry.tokens + (0 if entry.group in paid else self._shared(entry.group))
+                paid.add(entry.group)
             if room < 0:
                 break
             found.add(at)
@@ -445,32 +530,49 @@ class _Trimmed:
 
     def drop(self, place: int) -> None:
         """Leave an entry out, unless the rest fits or it is the last one."""
-        if self.total <= self.max_tokens or len(self.kept) == 1 or place not in self.kept:
-            return
         entry = self.entries[place]
+        if len(self.kept) == 1 or place not in self.kept or self._stays(entry):
+            return
         self.kept.discard(place)
         self.left[entry.field] -= 1
-        self.total -= entry.tokens + (0 if self.left[entry.field] else HEADING_TOKENS)
+        self._add(entry, -entry.tokens - (0 if self.left[entry.field] else HEADING_TOKENS))
+        if entry.group is not None:
+            self.members[entry.group] -= 1
+            if not self.members[entry.group]:
+                self._add(entry, -self._shared(entry.group))
 
     def shorten(self, place: int) -> None:
-        """Tell a fact or a file in fewer words, unless the rest fits."""
+        """Tell a fact or an artifact in fewer words, unless the rest fits."""
         entry = self.entries[place]
         if (
-            self.total <= self.max_tokens
-            or place not in self.kept
+            place not in self.kept
+            or entry.group is not None
             or entry.field not in ("facts", "artifacts")
+            or self._stays(entry)
         ):
             return
         text = _shorter(entry)
+        if entry.field == "facts" and self._is_named(text):
+            self.drop(place)
+            return
         tokens = item_tokens(text, self.count)
         if tokens < entry.tokens:
-            self.total += tokens - entry.tokens
+            self._add(entry, tokens - entry.tokens)
             self.entries[place] = replace(entry, text=text, tokens=tokens)
+
+    def _is_named(self, fact: str) -> bool:
+        """True for a fact that is told as its values alone, and these stand among the artifacts too."""
+        if self.named is None:
+            self.named = "\n".join(entry.text for entry in self.entries if entry.field == "artifacts")
+        told = _PLACE.sub("", fact, count=1).strip()
+        found = values.find(told)
+        return told == values.bare(found) and all(value.text in self.named for value in found)
 
     def summary(self) -> Summary:
         """What is left."""
         entries = [self.entries[place] for place in sorted(self.kept)]
         lists = {name: tuple(entry.text for entry in entries if entry.field == name) for name in LISTS}
+        lists["artifacts"] = _folded([entry for entry in entries if entry.field == "artifacts"])
         task = next((entry.text for entry in entries if entry.field == "active_task"), None)
         return Summary(
             **lists,
@@ -495,6 +597,24 @@ def _entries(summary: Summary, count: Count) -> list[_Entry]:
     return found
 
 
+def _folded(entries: Sequence[_Entry]) -> tuple[str, ...]:
+    """The texts of artifacts, those of a group in the place of its newest."""
+    found: dict[object, list[str]] = {}
+    for at, entry in enumerate(entries):
+        split = foldable(entry.text) if entry.group else None
+        name: object = entry.group if split else at
+        told = found.pop(name, [])
+        found[name] = [*told, split[1] if split else entry.text]
+    return tuple(
+        f"{name[0]}{{{', '.join(told)}}}{name[1]}"
+        if isinstance(name, tuple) and len(told) > 1
+        else f"{name[0]}{told[0]}{name[1]}"
+        if isinstance(name, tuple)
+        else told[0]
+        for name, told in found.items()
+    )
+
+
 def _rank(entry: _Entry) -> int:
     """Lower goes first."""
     if entry.field == "active_task":
@@ -505,7 +625,7 @@ def _rank(entry: _Entry) -> int:
         return 5 if _is_read(entry.text) else 12
     exact = bool(_EXACT.search(_SEQ.sub("", entry.text)))
     if entry.field == "facts":
-        return 12 if exact else _FIRST_VALUE
+        return 12 if exact and not _SAID_BY.match(entry.text) else _FIRST_VALUE
     return {"notes": 0, "resolved": 1, "decisions": 2, "pending": 3}[entry.field] + (5 if exact else 0)
 
 
@@ -516,14 +636,13 @@ def _is_changed_file(entry: _Entry) -> bool:
 
 
 def _shorter(entry: _Entry) -> str:
-    """A fact as its place and its values alone; a changed file without the place of the change."""
+    """A fact as its place and its values alone; an artifact without its place, unless it is an outcome."""
     if entry.field == "artifacts":
-        is_file = " — " in entry.text and " → " not in entry.text and not _is_read(entry.text)
-        return re.sub(r" \(#\d+\)$", "", entry.text) if is_file else entry.text
+        return entry.text if " → " in entry.text else re.sub(r" \(#\d+\)$", "", entry.text)
     place = _PLACE.match(entry.text)
     if entry.field != "facts" or place is None:
         return entry.text
-    told = entry.text[place.end() :]
+    told = entry.text[place.end() :].strip(_QUOTES)  # quotes around it all would make it one value
     kept = [value for value in values.find(told) if value.is_strong or len(told) < 40]
     return f"{place[0]} {values.bare(kept)}" if kept else entry.text
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pycontext import values
 from pycontext.extractor import ExtractorRequest, ExtractorResult, Fact
 from pycontext.summarizer import wording
-from pycontext.summary import SourceMessage, clip, key, one_line
+from pycontext.summary import SourceMessage, clip, key, one_line, plain
 
 _LONG = 4000
 """Of a longer message the edges are read, the rest is taken for pasted material."""
@@ -147,6 +147,8 @@ class RuleExtractor:
                 question = _question(row)
             elif row.role == "user":
                 for fact in _facts(row, question):
+                    if not any(map(str.isalnum, fact.content)):
+                        continue  # a tag of our own fences was all there was
                     found.setdefault(f"{fact.subject or ''}:{key(fact.content)}", fact)
                 question = ""
         return ExtractorResult(sorted(found.values(), key=lambda fact: fact.seq), self.name)
@@ -188,7 +190,7 @@ def _judge(row: SourceMessage, sentence: str) -> tuple[int, Fact] | None:
             return 2, _made(row, sentence, "preference", None)
         if wording.is_about_self(sentence):
             return 3, _made(row, sentence, "about", None)
-    exact = [value for value in values.find(sentence) if value.is_strong]
+    exact = [value for value in values.find(sentence) if value.is_strong or _is_long(value)]
     if (
         exact
         or _TIME.search(sentence)
@@ -196,6 +198,11 @@ def _judge(row: SourceMessage, sentence: str) -> tuple[int, Fact] | None:
     ):
         return 4, _made(row, sentence, "value", None, exact)
     return None
+
+
+def _is_long(value: values.Value) -> bool:
+    """True for a bare number that nobody says in passing: the end of a card, a room, a year."""
+    return value.kind == "number" and sum(map(str.isdigit, value.text)) >= 3
 
 
 def _subject(sentence: str) -> str | None:
@@ -219,7 +226,7 @@ def _made(
         text = clip(values.around(text, found, 60), _LENGTH * 2) if found else clip(text, _LENGTH)
     if row.created_at and _RELATIVE.search(text):
         text += f" ({row.created_at:%Y-%m-%d})"
-    return Fact(row.seq, text, subject, kind)
+    return Fact(row.seq, plain(text), subject, kind)
 
 
 def _question(row: SourceMessage) -> str:

@@ -25,7 +25,8 @@ class SummaryRequest:
     """What to tell: the original rows, oldest first, and the limit of the segment in tokens of `count`.
 
     window_tokens: what the chat's profile says of the summarizer's context window; null = it does not say.
-    complaint: why the answer before this one was refused, where it was.
+    complaint: why the answer before this one was refused, where it was. ledger_tokens: what the artifacts may
+    take beside max_tokens.
     """
 
     messages: Sequence[SourceMessage]
@@ -35,6 +36,7 @@ class SummaryRequest:
     count: Callable[[str], int]
     window_tokens: int | None = None
     complaint: str = ""
+    ledger_tokens: int = 0
 
 
 @dataclass(frozen=True)

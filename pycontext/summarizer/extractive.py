@@ -21,6 +21,7 @@ from pycontext.summary import (
     artifact_key,
     clip,
     fit,
+    foldable,
     item_tokens,
     key,
     one_line,
@@ -68,16 +69,27 @@ class _Room:
             name = f"{item.field}:{artifact_key(item.text) if item.field == 'artifacts' else key(item.text)}"
             if name in self.taken or not item.text:
                 continue
-            cost = item_tokens(item.text, self.count) + (0 if item.field in self.paid else 8)
+            cost, shared = self._cost(item)
             if used + cost > limit or cost > self.left:
                 if limit - used < 12:
                     break
                 continue
             self.taken[name] = item
-            self.paid.add(item.field)
+            self.paid.update((item.field, shared))
             self.left -= cost
             used += cost
         return used
+
+    def _cost(self, item: _Item) -> tuple[int, str]:
+        """Tokens of an item, and what it shares with those after it."""
+        cost = 0 if item.field in self.paid else 8
+        split = foldable(item.text) if item.field == "artifacts" else None
+        if split is None:
+            return cost + item_tokens(item.text, self.count), item.field
+        shared = f"{split[0]}{{}}{split[2]}"
+        if shared not in self.paid:
+            cost += item_tokens(shared, self.count)
+        return cost + self.count(f" {split[1]},"), shared
 
 
 class ExtractiveSummarizer:
@@ -122,11 +134,14 @@ class _Chat:
     def segment(self) -> Summary:
         """Candidates of every kind, chosen within the limit, put back in the order of the chat."""
         limit = self.request.max_tokens
+        extra = self.request.ledger_tokens
         task = self._active_task()
-        room = _Room(self.request.count, limit - (item_tokens(task, self.request.count) + 8 if task else 0))
+        room = _Room(
+            self.request.count, limit + extra - (item_tokens(task, self.request.count) + 8 if task else 0)
+        )
         decisions = self._decisions()
         strong, weak = self._facts(int(limit * _SHARES["facts"]))
-        files, reads = self._files(int(limit * _SHARES["files"]))
+        files, reads = self._files(int(limit * _SHARES["files"]) + extra)
         room.take((item for item in decisions if item.order == 0), limit // 4)
         groups: dict[str, Sequence[_Item]] = {
             "files": self._focused(files),
@@ -134,7 +149,7 @@ class _Chat:
             "decisions": self._focused(decisions),
         }
         for name, items in groups.items():
-            used = room.take(items, int(limit * _SHARES[name]))
+            used = room.take(items, int(limit * _SHARES[name]) + (extra if name == "files" else 0))
             if name == "facts":
                 weak = list(self._focused(weak))
                 room.take(weak, (int(limit * _SHARES[name]) - used) // 2)
@@ -159,7 +174,8 @@ class _Chat:
     def carried(self, told: str) -> Summary:
         """Values of users that `told` does not name, and artifacts, in two fifths of the limit."""
         limit = self.request.max_tokens
-        room = _Room(self.request.count, limit * 2 // 5)
+        extra = self.request.ledger_tokens
+        room = _Room(self.request.count, limit * 2 // 5 + extra)
         named = key(told)
         spoken = [
             (row, *self._values(row)) for row in reversed(self.rows) if row.is_told and row.role != "tool"
@@ -169,10 +185,10 @@ class _Chat:
             left = [value for value in found if value.is_strong and key(value.text) not in named]
             if left:
                 facts.append(_Item("facts", row.seq, self._fact(row, line, left, 25)))
-        files, _ = self._files(limit // 5)
+        files, _ = self._files(limit // 5 + extra)
         decisions = [item for item in self._decisions() if item.order == 0]
         room.take(decisions, limit // 10)
-        room.take(files, limit // 5)
+        room.take(files, limit // 5 + extra)
         room.take(facts, limit // 5)
         room.take([item for item in self._outcomes() if item.order == 1], room.left // 2)
         return self._lists(room.taken.values(), None)
@@ -184,7 +200,7 @@ class _Chat:
             if row is None:
                 return summary
             summary = Summary(resolved=(self._quoted(row, self._any_text(row), 400),))
-        return fit(summary, self.request.max_tokens, self.request.count)
+        return fit(summary, self.request.max_tokens, self.request.count, self.request.ledger_tokens)
 
     def _lists(self, items: Iterable[_Item], task: str | None) -> Summary:
         chosen = sorted(items, key=lambda item: item.seq)
@@ -461,24 +477,24 @@ class _Chat:
     def _files(self, share: int) -> tuple[list[_Item], list[_Item]]:
         """Files changed, then ids and URLs, newest first; and what was only read.
 
-        Where there are more files than `share` takes, they are named shorter rather than left out.
+        Where there are more than `share` takes, they are named shorter rather than left out.
         """
         files = sorted(self.ledger.files.values(), key=lambda file: -file.seq)
-        changed: list[_Item] = []
-        for detail in (2, 1, 0):
-            changed = [self._file(file, detail) for file in files if file.act != "read"]
-            if self._cost(changed, share) <= share:
+        others = sorted(
+            [*self.ledger.ids.values(), *self.ledger.urls.values()], key=lambda touched: -touched.seq
+        )
+        named: list[_Item] = []
+        for is_cited in (True, False):
+            named = [self._file(file, is_cited) for file in files if file.act != "read"]
+            for one in others:
+                place = f" (#{one.seq})" if is_cited else ""
+                named.append(_Item("artifacts", one.seq, plain(mask(f"{clip(one.name, 160)}{place}"))))
+            if self._cost(named, share) <= share:
                 break
-        reads = [self._file(file, 2) for file in files if file.act == "read"]
-        others = [*self.ledger.ids.values(), *self.ledger.urls.values()]
-        named = [
-            _Item("artifacts", one.seq, plain(mask(f"{clip(one.name, 160)} (#{one.seq})")))
-            for one in sorted(others, key=lambda one: -one.seq)
-        ]
-        return changed + named, reads
+        return named, [self._file(file, True) for file in files if file.act == "read"]
 
-    def _file(self, file: ledger.Touched, detail: int) -> _Item:
-        return _Item("artifacts", file.seq, plain(mask(ledger.file_line(file, self.labels, detail))))
+    def _file(self, file: ledger.Touched, is_cited: bool) -> _Item:
+        return _Item("artifacts", file.seq, plain(mask(ledger.file_line(file, self.labels, is_cited))))
 
     def _outcomes(self) -> list[_Item]:
         """Failed calls and calls without a result first, then the newest of each kind of call."""

@@ -327,16 +327,14 @@ def outcome_line(call: Call, labels: Labels, limit: int = 100) -> str:
     return f"{call.tool}{' ' if argument else ''}{argument} → {clip(result, limit)} (#{call.seq})"
 
 
-def file_line(file: Touched, labels: Labels, detail: int = 2) -> str:
-    """One file; with detail 1 what was done to it, with 2 where too."""
+def file_line(file: Touched, labels: Labels, is_cited: bool = True) -> str:
+    """One file: what was done to it and, cited, where."""
     act = {"edited": labels.edited, "written": labels.written, "deleted": labels.deleted}.get(
         file.act, labels.read
     )
     if file.is_failed:
         act = f"{act}: {labels.failed}"
-    if not detail and file.act != "deleted" and not file.is_failed:
-        return file.name
-    return f"{file.name} — {act}" + (f" (#{file.seq})" if detail == 2 else "")
+    return f"{file.name} — {act}" + (f" (#{file.seq})" if is_cited else "")
 
 
 def _calls(messages: Sequence[SourceMessage]) -> list[Call]:
@@ -481,6 +479,8 @@ def _made(call: Call) -> Iterator[tuple[str, str]]:
     for name, part in list(value.items())[:40]:
         if isinstance(part, (str, int)) and not isinstance(part, bool) and _ID_KEY.search(str(name)):
             shown = str(part)
+            if "@" in shown:
+                continue  # somebody's address, looked up
             if 3 <= len(shown) <= 80 and any(ch.isdigit() or ch.isupper() for ch in shown):
                 yield str(name), shown
 

@@ -80,7 +80,7 @@ class OpenAISummarizer:
             told = self._fold(request, known, part, (at, len(parts)), told, spent)
         if is_called_off(request.messages):
             told = replace(told, active_task=None)
-        return merge(carried(request, told), told, request.max_tokens, request.count)
+        return merge(carried(request, told), told, request.max_tokens, request.count, request.ledger_tokens)
 
     def _fold(
         self,
@@ -103,7 +103,7 @@ class OpenAISummarizer:
                     raise
                 waiting[:0] = [(half, depth + 1) for half in _halves(piece)]
                 continue
-            told = merge(told, found, request.max_tokens, request.count)
+            told = merge(told, found, request.max_tokens, request.count, request.ledger_tokens)
         return told
 
     def _room(self, request: SummaryRequest, known: Sequence[str]) -> int:

@@ -38,7 +38,8 @@ select
     null::integer as trigger_tokens, null::integer as target_tokens, null::integer as head_tokens,
     null::integer as summary_tokens, null::integer as tail_tokens, null::bigint as from_seq, null::bigint as to_seq,
     null::text as after_message_id, null::integer as covered_tokens, null::integer as max_summary_tokens,
-    null::integer as expected_tokens, null::bigint as edit_no, null::bigint as prune_to_seq, null::integer as prune_tokens
+    null::integer as expected_tokens, null::bigint as edit_no, null::bigint as prune_to_seq, null::integer as prune_tokens,
+    null::integer as max_line_tokens
 where false;
 
 create or replace view pycontext.compaction_source_row as

@@ -28,6 +28,14 @@ as $$
     select least(greatest(floor(p.summary_ratio * token_budget), 500), 4000, token_budget / 8)::integer
 $$;
 
+-- Most tokens a line may take: the list of files, ids and addresses may add 500, up to an eighth of the budget.
+create or replace function pycontext._line_limit(p pycontext.profile, token_budget integer)
+returns integer
+language sql immutable parallel safe
+as $$
+    select least(pycontext._summary_limit(p, token_budget) + 500, token_budget / 8)
+$$;
+
 -- One row: whether to compact now, why, and the cut. The cut columns are filled whenever something can be cut.
 create or replace function pycontext.compaction_plan(chat_id text, token_budget integer default null)
 returns setof pycontext.compaction_plan_row
@@ -55,8 +63,12 @@ declare
     v_saved bigint := 0;
     v_prune pycontext._border_row;
     v_gain bigint := 0;
+    v_enough numeric;
     v_wait text;
     v_last pycontext._place_row;
+    v_request pycontext._place_row;
+    v_covered bigint;
+    v_left integer;
 begin
     select t.* into p from pycontext.profile t where t.profile = s.profile;
     r.token_budget := s.token_budget;
@@ -67,7 +79,7 @@ begin
     r.head_tokens := coalesce(s.head_frozen, 0);
     r.window_tokens := s.counted_tokens;
     v_measure := greatest(r.window_tokens, s.fixed_tokens + s.total_hi - s.line_total);
-    v_limit := pycontext._summary_limit(p, least(s.token_budget, s.profile_budget));
+    v_limit := pycontext._line_limit(p, least(s.token_budget, s.profile_budget));
     if s.line_origin is distinct from 'compaction' then
         if s.source is null then
             v_head_to := s.chat_head_to;
@@ -130,7 +142,9 @@ begin
     if b.unit_seq > coalesce(v_head_to, s.lo_seq) + 1 then
         -- ids of a product may commit out of order: its youngest rows wait
         if s.source is null then
-            select q.seq, q.message_id into v_last.seq, v_last.message_id
+            select q.seq, q.message_id, q.unit_seq, q.is_user, q.running_total, q.running_stub, q.frozen_tokens, q.stub_tokens,
+                q.after_user
+            into v_last
             from pycontext._thread_rows(s.chat_id, null, array[s.lo_seq + 1], array[b.unit_seq - 1], null, 1, true) q;
         else
             v_last := pycontext._settled_row(s, b.unit_seq, p.settle_seconds);
@@ -138,17 +152,29 @@ begin
     end if;
     r.tail_tokens := s.total_hi - b.start_total;
     if v_last.seq > s.lo_seq and v_last.seq > coalesce(v_head_to, s.lo_seq) then
-        r.from_seq := case when s.source is null or s.line_seq is not null then s.lo_seq + 1 end;
-        r.to_seq := v_last.seq;
-        r.after_message_id := v_last.message_id;
+        -- the newest request at M stays in sight, in the place of the line's
+        v_request := case when v_last.is_user then v_last
+            else pycontext._request_before(s, v_last.seq + 1, v_last.after_user, greatest(s.lo_seq, v_head_to)) end;
+        select m.request_frozen into v_left
+        from pycontext.message m where m.chat_id = s.chat_id and m.message_id = s.line_id and v_request.seq is not null;
+        v_covered := b.start_total - s.line_total
+            - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end;
         -- before a call that waits, far back in an adopted chat, nothing was counted
-        r.covered_tokens := greatest(b.start_total - s.line_total
-            - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end, 0);
-        r.max_summary_tokens := least(v_limit, r.covered_tokens * 2 / 3 + r.summary_tokens);
-        r.expected_tokens := r.window_tokens - r.covered_tokens - r.summary_tokens + r.max_summary_tokens
-            + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+        if v_covered <= 0 or v_covered > coalesce(v_request.frozen_tokens, 0) then
+            r.from_seq := case when s.source is null or s.line_seq is not null then s.lo_seq + 1 end;
+            r.to_seq := v_last.seq;
+            r.after_message_id := v_last.message_id;
+            r.covered_tokens := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0);
+            r.max_line_tokens := least(v_limit, r.covered_tokens * 2 / 3 + r.summary_tokens);
+            r.max_summary_tokens := least(r.max_line_tokens, pycontext._summary_limit(p, least(s.token_budget, s.profile_budget)));
+            r.expected_tokens := r.window_tokens - r.covered_tokens - coalesce(v_left, 0) - r.summary_tokens + r.max_line_tokens
+                + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+        end if;
     end if;
 
+    -- a pass that the next one follows at once breaks the prefix for nothing; over the budget any relief will do
+    v_enough := case when v_measure > s.token_budget then 0.9 * r.trigger_tokens
+        else (r.trigger_tokens + r.target_tokens) / 2 end;
     select q.reason into v_wait from pycontext._compaction_backoff(s.chat_id) q;
     if p.compaction_mode = 'off' then
         r.decision := 'none';
@@ -156,7 +182,7 @@ begin
     elsif v_measure <= r.trigger_tokens then
         r.decision := 'none';
         r.reason := format('%s tokens, at or below the trigger of %s', v_measure, r.trigger_tokens);
-    elsif v_gain >= 0.1 * s.token_budget and v_measure - v_gain <= 0.9 * r.trigger_tokens and p.compaction_mode = 'auto' then
+    elsif v_gain >= 0.1 * s.token_budget and v_measure - v_gain <= v_enough and p.compaction_mode = 'auto' then
         r.decision := 'prune';
         r.reason := format('%s tokens are over the trigger of %s; old tool results, arguments and images hold %s of them',
             v_measure, r.trigger_tokens, v_gain);
@@ -495,7 +521,7 @@ begin
             format('after message %L (#%s)', after_message_id, v_to), 'cut before it, as compaction_plan does');
     end if;
     v_tokens := pycontext.estimate_tokens(v_text);
-    v_limit := pycontext._summary_limit(p, least(s.token_budget, s.profile_budget));
+    v_limit := pycontext._line_limit(p, least(s.token_budget, s.profile_budget));
     -- the estimate is on the safe side: what a tokenizer finds within the limit passes
     if v_tokens > v_limit * 1.5 or 0.8 * v_tokens + 40 >= v_covered + coalesce(l.tokens, 0) then
         perform pycontext._raise('PCX07', 'the summary is larger than it may be or than what it replaces',

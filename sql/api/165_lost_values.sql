@@ -65,7 +65,10 @@ begin
     if v_after is null then
         return;
     end if;
+    -- paths that are listed together are told one by one
     select lower(concat_ws(E'\n', l.content #>> '{}', (
+        select string_agg(m.hit[1] || n.name, E'\n')
+        from regexp_matches(l.content #>> '{}', '(\S*[/=])\{([^{}\n]+)\}', 'g') m (hit), regexp_split_to_table(m.hit[2], ', ') n (name)), (
         select string_agg((f.fact).content, E'\n') from pycontext._facts(c.chat_id, c.tenant, c.owner) f))) into v_named;
     v_values := array(select lower(v.value) from regexp_split_to_table(v_named, '\n') n (line), pycontext._exact_values(n.line) v);
     return query

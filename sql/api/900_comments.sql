@@ -24,7 +24,7 @@ comment on column pycontext.profile.tail_ratio is
     'Share of the token budget that the protected tail may take: the freshest units, never summarized.';
 comment on column pycontext.profile.summary_ratio is
     'Share of the profile''s budget that a summary may take; held between 500 and 4000 tokens, and under an eighth '
-    'of that budget.';
+    'of that budget. Its list of files, ids and addresses may add up to 500, the two together under that eighth.';
 comment on column pycontext.profile.trigger_ratio is 'Compaction starts above this share of the token budget.';
 comment on column pycontext.profile.trigger_tokens is
     'Compaction starts above this many tokens if that is sooner than trigger_ratio; null = only the ratio counts.';
@@ -350,14 +350,16 @@ comment on column pycontext.compaction_plan_row.to_seq is 'Last seq of it: M, th
 comment on column pycontext.compaction_plan_row.after_message_id is
     'message_id of M: what compaction_source and put_summary take.';
 comment on column pycontext.compaction_plan_row.covered_tokens is
-    'Tokens of what would be summarized, the head taken off.';
+    'Tokens of what would be summarized, less the head and the newest request, which stay in sight.';
 comment on column pycontext.compaction_plan_row.max_summary_tokens is 'Most tokens the new summary should take.';
 comment on column pycontext.compaction_plan_row.expected_tokens is
-    'Tokens of the window afterwards, with a summary of that size.';
+    'Tokens of the window afterwards, with a line of max_line_tokens.';
 comment on column pycontext.compaction_plan_row.prune_to_seq is
     'Newest seq that prune_chat would send in one line; null where it would gain nothing.';
 comment on column pycontext.compaction_plan_row.prune_tokens is
     'Tokens that prune_chat would gain.';
+comment on column pycontext.compaction_plan_row.max_line_tokens is
+    'Most tokens that the summary and its list of files, ids and addresses should take together.';
 comment on column pycontext.compaction_plan_row.edit_no is
     'Hand it to put_summary, which is refused (PCX07) if the chat was edited since.';
 

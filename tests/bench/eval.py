@@ -26,6 +26,8 @@ from pycontext.summarizer.extractive import ExtractiveSummarizer
 
 AGENT_FILES = ("pi_coding_agent_sessions.jsonl", "tau_bench_airline_gpt4o.jsonl", "swe_agent_demos.jsonl")
 WRITES = re.compile(r"write|edit|create|insert|replace|patch", re.IGNORECASE)
+ID_KEY = re.compile(r"(?:^|_)id$", re.IGNORECASE)
+FOLDED = re.compile(r"(\S*[/=])\{([^{}\n]+)\}")
 URL = re.compile(r"https?://[^\s\"'<>\\)]+")
 VALUE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b[A-Z]{2,}-?\d{2,}\w*\b|\b[A-Z0-9]*\d[A-Z0-9]*[A-Z][A-Z0-9]{3,}\b|\b\w+_\w+_\d{3,}\b"
@@ -120,8 +122,26 @@ def _common(one: bytes, two: bytes) -> int:
     return low
 
 
-def look(conn: psycopg.Connection[Any], db: pycontext.Database, chat: str, m: Measured) -> None:
-    """What is left of the covered rows at the end: in the line, in the facts."""
+def _artifacts(tool: str, arguments: str) -> Iterator[str]:
+    """Files written, ids and URLs of one call."""
+    yield from (url.rstrip(".,;") for url in URL.findall(arguments))
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return
+    for name, value in parsed.items() if isinstance(parsed, dict) else ():
+        is_path = name in ("path", "file_path") and WRITES.search(tool)
+        if isinstance(value, str) and value and (is_path or ID_KEY.search(name)):
+            yield value
+
+
+def one_by_one(text: str) -> str:
+    """A window's text with the paths that a line lists together spelled out."""
+    return FOLDED.sub(lambda m: ", ".join(f"{m[1]}{name}" for name in m[2].split(", ")), text)
+
+
+def look(conn: psycopg.Connection[Any], chat: str, budget: int, m: Measured) -> None:
+    """What is left of the covered rows at the end: in the window, in the line, in the facts."""
     m.passes = conn.execute(
         "select outcome, tokens_before, tokens_after from pycontext.pass where chat_id = %s order by pass_no",
         (chat,),
@@ -149,20 +169,18 @@ def look(conn: psycopg.Connection[Any], db: pycontext.Database, chat: str, m: Me
     values: set[str] = set()
     for role, content, calls in covered:
         for call in calls or []:
-            arguments = call["function"]["arguments"]
-            artifacts.update(URL.findall(arguments))
-            if WRITES.search(call["function"]["name"]):
-                try:
-                    parsed = json.loads(arguments)
-                except ValueError:
-                    continue
-                path = parsed.get("path") or parsed.get("file_path") if isinstance(parsed, dict) else None
-                if isinstance(path, str):
-                    artifacts.add(path)
+            artifacts.update(_artifacts(call["function"]["name"], call["function"]["arguments"]))
         if role == "user" and isinstance(content, str) and len(content) < 2000:
             values.update(VALUE.findall(content))
+    window = "\n".join(
+        one_by_one(str(content))
+        for (content,) in conn.execute(
+            "select concat_ws(' ', w.content #>> '{}', w.tool_calls) from pycontext.working_window(%s, %s) w",
+            (chat, budget),
+        )
+    )
     m.artifacts = len(artifacts)
-    m.artifacts_named = sum(a in text or os.path.basename(a) in text for a in artifacts)
+    m.artifacts_named = sum(name in window for name in artifacts)
     m.values = len(values)
     m.values_alive = sum(v in text or v in facts for v in values)
 
@@ -215,7 +233,7 @@ def main() -> None:
                 for budget in (8000, 32000):
                     chat = f"{name}-{budget}"
                     m = replay(db, chat, conversations[0].system_prompt, rows, budget)
-                    look(conn, db, chat, m)
+                    look(conn, chat, budget, m)
                     whole, stubs = pruned_share(conn, chat)
                     count, told = outcomes_told(conn, chat)
                     pruned = sum(p[0] == "pruned" for p in m.passes)

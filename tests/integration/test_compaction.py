@@ -101,6 +101,27 @@ def test_nothing_to_cut_is_skipped_with_a_reason(memory: pycontext.Database, wat
     assert watched.requests == []
 
 
+def test_a_range_that_stays_in_sight_is_no_reason_for_a_pass(memory: pycontext.Database) -> None:
+    """All that lies before the tail is the first turn and a long request, which a line would keep whole."""
+    memory.create_chat("a")
+    memory.append("a", [{"role": "user", "content": "Begin."}, {"role": "assistant", "content": "Yes."}])
+    memory.append("a", {"role": "user", "content": "Here is what I need. " * 300})
+    for n in range(12):
+        memory.append("a", {"role": "assistant", "content": f"Step {n}: " + "it was done as you said. " * 20})
+    plan = memory.plan("a", 3000)
+    assert plan.window_tokens > plan.trigger_tokens
+    assert plan.covered_tokens is None or plan.covered_tokens < plan.window_tokens - 1500
+    done = memory.compact("a", token_budget=3000)
+    if done.outcome == "skipped":
+        assert plan.decision == "skip"
+        assert "nothing can be cut" in (done.reason or "")
+    else:
+        assert done.outcome == "summarized", done.reason
+        assert done.tokens_after is not None
+        assert plan.expected_tokens is not None
+        assert done.tokens_after <= plan.expected_tokens
+
+
 def test_an_unchanged_chat_is_not_compacted_twice(
     memory: pycontext.Database, fill: Fill, watched: Any
 ) -> None:

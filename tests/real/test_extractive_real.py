@@ -16,7 +16,7 @@ import pytest
 from pycontext import values
 from pycontext.summarizer import SummaryRequest, ledger
 from pycontext.summarizer.extractive import ExtractiveSummarizer
-from pycontext.summary import SourceMessage, Summary, merge, size, validate
+from pycontext.summary import SourceMessage, Summary, merge, size, unfold, validate
 from pycontext.tokens import count
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -123,7 +123,7 @@ def test_files_written_in_the_coding_session_are_named() -> None:
     rows = rows_of(conversations(PI)[0])
     files = written(rows)
     assert len(files) > 20
-    told = "\n".join(summarize(rows, 1000).artifacts)
+    told = "\n".join(unfold(summarize(rows, 1000).artifacts))
     named = {path for path in files if path in told}
     assert len(named) >= 0.95 * len(files), files - named
 
@@ -135,7 +135,7 @@ def test_files_are_still_named_after_many_passes(times: int) -> None:
     for part, live in passes(rows, times, 1000):
         seen |= written(part)
         assert size(live, count) <= 1000
-        told = "\n".join(live.artifacts)
+        told = "\n".join(unfold(live.artifacts))
         named = {path for path in seen if path in told}
         assert len(named) >= 0.95 * len(seen), seen - named
 

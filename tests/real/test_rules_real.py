@@ -14,6 +14,7 @@ from pycontext import values
 from pycontext.extractor import ExtractorRequest, Fact
 from pycontext.extractor.rules import RuleExtractor
 from pycontext.masking import mask
+from pycontext.memory import Learn
 from pycontext.summarizer import wording
 from pycontext.summary import SourceMessage
 
@@ -28,6 +29,12 @@ FILES = [
     "pi_coding_agent_sessions",
     "llamafactory_toolcall_zh",
 ]
+
+
+def every_conversation(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for file in sorted(folder.glob("*.jsonl")):
+        for conversation in conversations(folder, file.stem):
+            yield file.stem, conversation
 
 
 def conversations(folder: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -110,3 +117,14 @@ def test_evidence_of_probes_is_recalled(shared_data: Path, dsn: str) -> None:
     kinds = ("contradiction_resolution", "information_extraction", "knowledge_update", "temporal_reasoning")
     plain = [hit for kind in kinds for hit in hits[kind]]
     assert sum(plain) >= 0.85 * len(plain), share
+
+
+def test_no_fact_of_any_real_chat_is_refused(shared_data: Path) -> None:
+    """One fact that can't be kept would refuse them all, and with them the summary."""
+    files = set()
+    for name, conversation in every_conversation(shared_data):
+        rows = rows_of(conversation)
+        answer = Learn(RuleExtractor(), ExtractorRequest(rows, len), 60).answer()
+        assert answer.model == "rules"
+        files.add(name)
+    assert len(files) >= len(FILES)

@@ -135,3 +135,8 @@ def test_it_is_deterministic() -> None:
     said = [text for text, _, _ in STATED]
     assert take(*said) == take(*said)
     assert len({fact.seq for fact in take(*said)}) == len(STATED)
+
+
+def test_what_can_not_be_kept_is_dropped_by_the_rules_themselves() -> None:
+    kept = take("<memory-context id=17>", "<chat-summary 12345>", "I'll pay with my 7447 card")
+    assert [fact.content for fact in kept] == ["I'll pay with my 7447 card"]

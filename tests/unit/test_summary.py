@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycontext.summary import LISTS, SourceMessage, Summary, clip, fit, merge, size, tidy, validate
+from pycontext.summary import (
+    LISTS,
+    SourceMessage,
+    Summary,
+    clip,
+    fit,
+    merge,
+    size,
+    tidy,
+    unfold,
+    validate,
+)
 
 
 def count(text: str) -> int:
@@ -145,6 +156,47 @@ def test_trimming_order() -> None:
     assert at("old story number three") < at("bash make test → exit 0 (#4)") < at("account 0-4471-0")
     assert at("notes.md — read (#5)") < at("src/a.py — edited (#6)")
     assert at("account 0-4471-0") < at("account 5-4471-5")
+
+
+FILES = tuple(f"packages/agent/src/{part}/file_{n}.ts — edited (#{n})" for n in range(20) for part in "ab")
+IDS = tuple(f"reservation_id=QX{n:04d} (#{n})" for n in range(30))
+
+
+def test_artifacts_fold_what_they_share_before_any_goes() -> None:
+    summary = Summary(resolved=("the build was fixed",), artifacts=FILES + IDS)
+    told = fit(summary, 500, count)
+    assert size(told, count) <= 500 < size(summary, count)
+    names = {item.partition(" (#")[0] for item in summary.artifacts}
+    assert set(unfold(told.artifacts)) == names, "none was left out"
+    assert len(told.artifacts) == 3
+    again = merge(told, Summary(artifacts=("packages/agent/src/a/file_3.ts — deleted (#99)",)), 1000, count)
+    assert "packages/agent/src/a/file_3.ts — deleted (#99)" in again.artifacts
+    assert sum("a/file_3.ts" in item for item in again.artifacts) == 1, "one file is told once, folded or not"
+
+
+def test_artifacts_have_room_of_their_own() -> None:
+    facts = tuple(f"account {n}-4471-{n} was closed" for n in range(100))
+    told = fit(Summary(facts=facts, artifacts=FILES + IDS), 300, count, 400)
+    rest = size(replace(told, artifacts=()), count)
+    assert rest <= 300
+    assert 500 <= size(told, count) <= 700
+    assert len(unfold(told.artifacts)) == len(FILES + IDS)
+    alone = fit(Summary(facts=facts), 300, count, 400)
+    assert size(alone, count) <= 300, "words never take it"
+
+
+def test_values_that_artifacts_name_are_not_told_twice() -> None:
+    told = fit(
+        Summary(
+            facts=(*(f"#{n}: QX{n:04d}" for n in range(30)), "#40: ZZ9988"),
+            artifacts=IDS,
+        ),
+        120,
+        count,
+    )
+    assert "#40: ZZ9988" in told.facts
+    assert len(told.facts) < 10
+    assert len(unfold(told.artifacts)) == len(IDS)
 
 
 def test_the_newest_words_are_kept_beside_many_values() -> None:
