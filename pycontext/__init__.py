@@ -9,6 +9,7 @@ from pycontext.chat import Database, connect, embedded  # type: ignore[no-redef,
 from pycontext.connections import NotConfigured
 from pycontext.errors import (
     AdoptedChat,
+    BadEmbedding,
     BadMessage,
     BadProfile,
     BadSource,
@@ -27,6 +28,7 @@ from pycontext.errors import (
     SummaryRefused,
     ToolResultWithoutId,
 )
+from pycontext.memory import told as memory_text
 from pycontext.rows import Message, Pass, Plan, Status, ThreadRow, WindowRow
 from pycontext.scrub import Scrubber, ascrub_stream, scrub, scrub_stream
 from pycontext.turn import AsyncTurn, Turn
@@ -38,6 +40,7 @@ __all__ = [
     "BadMessage",
     "BadProfile",
     "BadSource",
+    "BadEmbedding",
     "BudgetTooSmall",
     "Database",
     "EmbeddedUnavailable",
@@ -63,6 +66,7 @@ __all__ = [
     "Turn",
     "WindowRow",
     "aconnect",
+    "memory_text",
     "ascrub_stream",
     "connect",
     "embedded",

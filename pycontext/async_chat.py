@@ -14,6 +14,7 @@ from pycontext.async_connections import AsyncCallersLink, AsyncLink, AsyncOwnLin
 from pycontext.chat import Database, DatabaseCore
 from pycontext.compaction import Flush
 from pycontext.connections import check_given, conninfo_from
+from pycontext.embeddings import Embedder
 from pycontext.memory import GivenAsyncExtractor, GivenExtractor
 from pycontext.messages import Id
 from pycontext.rows import (
@@ -48,6 +49,7 @@ def aconnect(
     pool: AsyncConnectionPool[Any] | None = None,
     summarizer: AnySummarizer | None = None,
     extractor: GivenExtractor | GivenAsyncExtractor | None = None,
+    embedder: Embedder | None = None,
 ) -> AsyncDatabase:
     """`connect` for asyncio: `async with pycontext.aconnect(…) as db`, and every call is awaited.
 
@@ -63,7 +65,7 @@ def aconnect(
         link = AsyncCallersLink(connection)
     else:
         link = AsyncOwnLink(conninfo_from(dsn))
-    return AsyncDatabase(link, summarizer=summarizer, extractor=extractor)
+    return AsyncDatabase(link, summarizer=summarizer, extractor=extractor, embedder=embedder)
 
 
 @documented_as(Database)
@@ -81,8 +83,9 @@ class AsyncDatabase(DatabaseCore):
         summarizer: AnySummarizer | None = None,
         extractor: GivenExtractor | GivenAsyncExtractor | None = None,
         flush: Flush | None = None,
+        embedder: Embedder | None = None,
     ) -> None:
-        super().__init__(summarizer, extractor, flush)
+        super().__init__(summarizer, extractor, flush, embedder)
         self._link = link
         self._runner = AsyncRunner(link)
 
@@ -187,7 +190,19 @@ class AsyncDatabase(DatabaseCore):
         max_rows: int = 10,
         max_tokens: int | None = None,
     ) -> list[Recalled]:
-        return await self._run(operations.recall(chat_id, query, query_embedding, max_rows, max_tokens))
+        return await self._run(
+            operations.recall(
+                chat_id,
+                query,
+                query_embedding,
+                max_rows,
+                max_tokens,
+                self._choose_embedder(may_ask=self._runner.may_ask),
+            )
+        )
+
+    async def embed(self, chat_id: Id) -> int:
+        return await self._run(self._embed(chat_id, may_ask=self._runner.may_ask))
 
     async def forget(self, chat_id: Id, fact_id: str | None = None, *, query: str | None = None) -> int:
         return await self._run(operations.forget(chat_id, fact_id, query))

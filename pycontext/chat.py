@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import psycopg
 
-from pycontext import compaction, memory, operations
+from pycontext import compaction, embeddings, memory, operations
 from pycontext.compaction import Flush, Job
-from pycontext.connections import CallersLink, Link, OwnLink, PoolLink, Runner, check_given, conninfo_from
+from pycontext.connections import (
+    CallersLink,
+    Link,
+    NotConfigured,
+    OwnLink,
+    PoolLink,
+    Runner,
+    check_given,
+    conninfo_from,
+)
+from pycontext.embeddings import Embedder
 from pycontext.errors import InTransaction
 from pycontext.extractor import AnyExtractor
 from pycontext.extractor import from_environment as extractor_from_environment
@@ -54,6 +64,7 @@ def connect(
     pool: ConnectionPool[Any] | None = None,
     summarizer: Summarizer | None = None,
     extractor: GivenExtractor | None = None,
+    embedder: Embedder | None = None,
 ) -> Database:
     """Open a database of chats.
 
@@ -67,6 +78,8 @@ def connect(
     extractor: what takes durable facts before messages are summarized; a plain function from
         `pycontext.extractor.ExtractorRequest` to facts will do. None means
         `pycontext.extractor.from_environment()`.
+    embedder: what embeds queries and messages for recall by meaning; None means
+        `pycontext.embeddings.from_environment()`, which may be none at all: recall goes by words then.
 
     Raises NotConfigured where no database is named, psycopg.OperationalError where none answers. A database
     without the schema raises SchemaMissing at the first call.
@@ -79,7 +92,7 @@ def connect(
         link = CallersLink(connection)
     else:
         link = OwnLink(conninfo_from(dsn))
-    return Database(link, summarizer=summarizer, extractor=extractor)
+    return Database(link, summarizer=summarizer, extractor=extractor, embedder=embedder)
 
 
 def embedded(
@@ -87,6 +100,7 @@ def embedded(
     *,
     summarizer: Summarizer | None = None,
     extractor: GivenExtractor | None = None,
+    embedder: Embedder | None = None,
 ) -> Database:
     """Open a database of chats on the embedded server: nothing to install or to run.
 
@@ -97,7 +111,7 @@ def embedded(
     from pycontext.embedded import start
 
     server = start(None if path is None else Path(path))
-    return Database(OwnLink(server.dsn), summarizer=summarizer, extractor=extractor)
+    return Database(OwnLink(server.dsn), summarizer=summarizer, extractor=extractor, embedder=embedder)
 
 
 class DatabaseCore:
@@ -108,8 +122,10 @@ class DatabaseCore:
         summarizer: AnySummarizer | None,
         extractor: GivenExtractor | GivenAsyncExtractor | None,
         flush: Flush | None,
+        embedder: Embedder | None = None,
     ) -> None:
         self._summarizer = summarizer
+        self._embedder = embedder
         self._extractor = None if extractor is None else memory.as_extractor(extractor)
         self._flush = flush or memory.hook(self._choose_extractor)
         self._encodings = Encodings()
@@ -139,6 +155,27 @@ class DatabaseCore:
             )
         return compaction.compact(job, self._encodings)
 
+    def _choose_embedder(self, *, may_ask: bool) -> Embedder | None:
+        if self._embedder is None:
+            self._embedder = embeddings.from_environment()
+        return self._embedder if may_ask else None
+
+    def _embed(self, chat_id: Id, *, may_ask: bool) -> Steps[int]:
+        embedder = self._choose_embedder(may_ask=may_ask)
+        if not may_ask:
+            raise InTransaction(
+                "no model is called inside your transaction",
+                detail=f"embed({chat_id!r}) on a connection with an open transaction",
+                hint="commit first, or embed over a connection of its own: pycontext.connect(dsn)",
+            )
+        if embedder is None:
+            raise NotConfigured(
+                "no embedding model",
+                detail="no embedder was given, and PYCONTEXT_EMBEDDING_MODEL is not set",
+                hint="set PYCONTEXT_EMBEDDING_MODEL, or pass embedder= to connect",
+            )
+        return embeddings.fill(chat_id, embedder)
+
     def _choose_extractor(self) -> AnyExtractor:
         if self._extractor is None:
             self._extractor = extractor_from_environment()
@@ -166,8 +203,9 @@ class Database(DatabaseCore):
         summarizer: Summarizer | None = None,
         extractor: GivenExtractor | None = None,
         flush: Flush | None = None,
+        embedder: Embedder | None = None,
     ) -> None:
-        super().__init__(summarizer, extractor, flush)
+        super().__init__(summarizer, extractor, flush, embedder)
         self._link = link
         self._runner = Runner(link)
 
@@ -333,10 +371,29 @@ class Database(DatabaseCore):
         """Facts and past messages that fit the query, best first, of all chats of this chat's owner.
 
         A chat without an owner recalls itself alone. query: words in any script; None: the newest facts.
+        Where there is an embedder the query is embedded (outside your transaction only; not in five seconds:
+        words alone), or give its embedding. What the chat's window shows is left out.
         max_tokens: what all rows together may take (None: the profile's memory_tokens). Of facts that
-        contradict each other only the newest is returned. Raises NoSuchChat. SQL: recall.
+        contradict each other only the newest is returned. Raises NoSuchChat, BadEmbedding. SQL: recall.
         """
-        return self._run(operations.recall(chat_id, query, query_embedding, max_rows, max_tokens))
+        return self._run(
+            operations.recall(
+                chat_id,
+                query,
+                query_embedding,
+                max_rows,
+                max_tokens,
+                self._choose_embedder(may_ask=self._runner.may_ask),
+            )
+        )
+
+    def embed(self, chat_id: Id) -> int:
+        """Embed the facts and messages of a chat that have no embedding yet; returns how many rows were new.
+
+        `pycontext worker` does it by itself. Raises NoSuchChat, BadEmbedding, NotConfigured where there is no
+        model, EmbedderFailed. SQL: unembedded, cache_embeddings.
+        """
+        return self._run(self._embed(chat_id, may_ask=self._runner.may_ask))
 
     def forget(self, chat_id: Id, fact_id: str | None = None, *, query: str | None = None) -> int:
         """Forget a fact by its id, or all facts with every word of the query; returns how many went.

@@ -22,6 +22,7 @@ __all__ = [
     "NotYourTenant",
     "SchemaTooNew",
     "BadSource",
+    "BadEmbedding",
     "SchemaMissing",
     "InTransaction",
     "StatementCanceled",
@@ -141,6 +142,12 @@ class BadSource(PycontextError):
     SQLSTATE = "PCX12"
 
 
+class BadEmbedding(PycontextError):
+    """An embedding of another model or dimension than those that are kept."""
+
+    SQLSTATE = "PCX13"
+
+
 class SchemaMissing(PycontextError):
     """Schema pycontext is not installed in this database, or only an older one."""
 
@@ -169,7 +176,7 @@ _BY_SQLSTATE: dict[str, type[PycontextError]] = {
     cls.SQLSTATE: cls
     for cls in (
         NoSuchChat, BadMessage, MessageIdReused, ToolResultWithoutId, BudgetTooSmall, BadProfile,
-        SummaryRefused, LeaseHeld, AdoptedChat, NotYourTenant, SchemaTooNew, BadSource,
+        SummaryRefused, LeaseHeld, AdoptedChat, NotYourTenant, SchemaTooNew, BadSource, BadEmbedding,
     )
     if cls.SQLSTATE is not None
 }  # fmt: skip

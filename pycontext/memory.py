@@ -26,10 +26,11 @@ from pycontext.extractor import (
     from_environment,
 )
 from pycontext.masking import mask
+from pycontext.rows import Recalled
 from pycontext.steps import Call, Question, Row, Steps, in_thread
 from pycontext.summary import Count, SourceMessage, plain, without_memory
 
-__all__ = ["Flushed", "Learn", "flush", "from_environment", "hook", "without_memory"]
+__all__ = ["Flushed", "Learn", "flush", "from_environment", "hook", "told", "without_memory"]
 
 logger = logging.getLogger("pycontext")
 
@@ -225,6 +226,26 @@ def hook(choose: Callable[[], AnyExtractor], *, seconds: float = SECONDS) -> Flu
             )
 
     return run
+
+
+def told(rows: Sequence[Recalled]) -> str:
+    """What was recalled as text for a turn: `db.turn(…, context=pycontext.memory_text(db.recall(…)))`.
+
+    One paragraph a row, with its day and where it stands; fenced by the window, never stored. Empty for none.
+    """
+    return "\n\n".join(_told(row) for row in rows)
+
+
+def _told(row: Recalled) -> str:
+    place = f"{row.stated_at:%Y-%m-%d} #{row.seq}"
+    if row.kind == "fact":
+        return f"[{place}] {row.content}"
+    text = f"[{place} {row.role}] {row.content}"
+    if row.beside is None:
+        return text
+    other = "assistant" if row.role == "user" else "user"
+    beside = f"[#{row.beside_seq} {other}] {row.beside}"
+    return f"{text}\n{beside}" if row.role == "user" else f"{beside}\n{text}"
 
 
 def _message(row: Row) -> SourceMessage:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from pycontext import messages, tokens
+import psycopg
+
+from pycontext import embeddings, messages, tokens
+from pycontext.embeddings import Embedder
 from pycontext.messages import Id, identity, optional_identity
 from pycontext.rows import (
     Explained,
@@ -282,16 +285,24 @@ def recall(
     query_embedding: Sequence[float] | None,
     max_rows: int,
     max_tokens: int | None,
+    embedder: Embedder | None = None,
 ) -> Steps[list[Recalled]]:
-    """Facts and past messages that fit the query."""
-    given = {
+    """Facts and past messages that fit the query; embedder: what embeds it, where it comes without."""
+    given: dict[str, Any] = {
         "chat_id": identity(chat_id),
         "query": messages.text(query),
         "query_embedding": None if query_embedding is None else list(query_embedding),
         "max_rows": max_rows,
         "max_tokens": max_tokens,
     }
-    return fetch(Recalled, Call("recall", given))
+    if query_embedding is None and embedder is not None and (query or "").strip():
+        given["query_embedding"] = yield from embeddings.query(given["query"], embedder)
+        try:
+            return (yield from fetch(Recalled, Call("recall", given)))
+        except psycopg.errors.FeatureNotSupported as error:
+            embeddings.logger.warning("recall goes by words alone: %s", error.diag.message_primary)
+            given["query_embedding"] = None
+    return (yield from fetch(Recalled, Call("recall", given)))
 
 
 def forget(chat_id: Id, fact_id: str | None, query: str | None) -> Steps[int]:

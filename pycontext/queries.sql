@@ -155,10 +155,24 @@ from pycontext.remember(
 
 -- name: recall
 select r.kind, r.chat_id, r.seq, r.fact_id, r.message_id, r.role, r.subject, r.content,
-    r.score::double precision as score, r.tokens, r.stated_at
+    r.score::double precision as score, r.tokens, r.stated_at, r.beside_seq, r.beside
 from pycontext.recall(
     chat_id => %(chat_id)s::text, query => %(query)s::text, query_embedding => %(query_embedding)s::real[],
     max_rows => %(max_rows)s::integer, max_tokens => %(max_tokens)s::integer) r;
+
+-- name: chats_unembedded
+select u.chat_id from pycontext.chats_unembedded u limit %(max_rows)s::integer;
+
+-- name: unembedded
+select u.seq, u.fact_id, u.part_no, u.from_char, u.text
+from pycontext.unembedded(chat_id => %(chat_id)s::text, max_rows => %(max_rows)s::integer) u;
+
+-- name: use_embedding_model
+select pycontext.use_embedding_model(model => %(model)s::text, dimension => %(dimension)s::integer)::text as done;
+
+-- name: cache_embeddings
+select pycontext.cache_embeddings(
+    chat_id => %(chat_id)s::text, model => %(model)s::text, embeddings => %(embeddings)s::jsonb) as stored;
 
 -- name: forget
 select pycontext.forget(

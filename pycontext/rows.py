@@ -191,7 +191,10 @@ class StoredFact:
 
 @dataclass(frozen=True)
 class Recalled:
-    """One row of `recall`: a fact, or a passage of a message. `score` is None where nothing was asked."""
+    """One row of `recall`: a fact, or a passage of a message. `score` is None where nothing was asked.
+
+    beside: how the reply to the message begins, or what it replies to; None where there is none to tell.
+    """
 
     kind: str
     chat_id: str
@@ -204,6 +207,8 @@ class Recalled:
     score: float | None
     tokens: int
     stated_at: datetime
+    beside_seq: int | None
+    beside: str | None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The worker: compacts chats that are due, off every user's path, and counts rows that are only estimated.
+"""The worker: compacts chats that are due, off every user's path, counts what is estimated, embeds.
 
 Several may run: each pass is under the chat's lease. None holds a transaction while a model works.
 """
@@ -16,10 +16,11 @@ from types import FrameType
 
 import psycopg
 
-from pycontext import compaction, operations
+from pycontext import compaction, embeddings, operations
 from pycontext.chat import Database
 from pycontext.compaction import Job
-from pycontext.errors import PoolExhausted, StatementCanceled
+from pycontext.embeddings import Embedder, EmbedderFailed
+from pycontext.errors import PoolExhausted, PycontextError, StatementCanceled
 from pycontext.rows import DueChat, Pass
 from pycontext.steps import Call, Row, Steps
 
@@ -45,6 +46,7 @@ class WorkDone:
     failed: int = 0
     saved_tokens: int = 0
     counted: int = 0
+    embedded: int = 0
 
 
 class Worker:
@@ -71,6 +73,7 @@ class Worker:
         self._tell = tell
         self._stop = threading.Event()
         self._left: dict[str, tuple[int, int, float]] = {}
+        self._embed_after = 0.0
         self.done = WorkDone()
 
     def stop(self) -> None:
@@ -113,6 +116,24 @@ class Worker:
             self.done.counted += runner.run(
                 operations.count_tokens(row["chat_id"], self._database._encodings)
             )
+        embedder = self._database._choose_embedder(may_ask=True)
+        if embedder is not None and now >= self._embed_after:
+            self._embed(embedder)
+
+    def _embed(self, embedder: Embedder) -> None:
+        """Embed what is not; a model that fails, or a database without the extra, is tried again later."""
+        runner = self._database._runner
+        try:
+            for row in runner.run(_rows("chats_unembedded")):
+                if self._stop.is_set():
+                    return
+                self.done.embedded += runner.run(
+                    embeddings.fill(row["chat_id"], embedder, should_stop=self._stop.is_set)
+                )
+        except (EmbedderFailed, PycontextError) as error:
+            reason = error.reason if isinstance(error, EmbedderFailed) else error.message
+            logger.warning("nothing is embedded for %g s: %s", _LOOK_AGAIN, reason)
+            self._embed_after = time.monotonic() + _LOOK_AGAIN
 
     def _compact(self, chat: DueChat) -> None:
         database = self._database

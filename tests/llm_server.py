@@ -84,6 +84,34 @@ class LLMServer:
             return 200, _completion(request, message)
         return self._named(answer, request)
 
+    def embed(self, request: dict[str, Any], headers: dict[str, str]) -> tuple[int, Any]:
+        """Embeddings of two subjects, cats and boats, newest first; or the next answer of the script."""
+        with self._lock:
+            self.requests.append(request)
+            self.headers.append(headers)
+            answer = self._script.pop(0) if self._script else "ok"
+        if callable(answer):
+            made: tuple[int, Any] = answer(request)
+            return made
+        if answer == "timeout":
+            self._stop.wait(20)
+        elif answer == "not_json":
+            return 200, "<html>proxy</html>"
+        elif answer != "ok":
+            return int(answer), {
+                "error": {"message": f"status {answer}", "type": "server_error", "code": None}
+            }
+        data = [
+            {
+                "object": "embedding",
+                "index": at,
+                "embedding": [1.0 if "cat" in text else 0.01, 1.0 if "boat" in text else 0.01, 0.1],
+            }
+            for at, text in enumerate(request["input"])
+        ]
+        usage = {"prompt_tokens": 1, "total_tokens": 1}
+        return 200, {"object": "list", "data": data[::-1], "model": request["model"], "usage": usage}
+
     def _named(self, name: str, request: dict[str, Any]) -> tuple[int, Any]:
         if name.isdigit():
             return int(name), {"error": {"message": f"status {name}", "type": "server_error", "code": None}}
@@ -257,7 +285,9 @@ def _handler(server: LLMServer) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             request = json.loads(body)
             is_response = self.path.endswith("/responses")
-            if not (is_response or self.path.endswith("/chat/completions")):
+            if self.path.endswith("/embeddings"):
+                status, answer = server.embed(request, headers)
+            elif not (is_response or self.path.endswith("/chat/completions")):
                 status, answer = 404, {"error": {"message": f"no {self.path}"}}
             else:
                 status, answer = server.answer(request, headers)

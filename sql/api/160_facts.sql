@@ -5,7 +5,7 @@ create or replace view pycontext.recall_row as
 select
     null::text as kind, null::text as chat_id, null::bigint as seq, null::text as fact_id, null::text as message_id,
     null::text as role, null::text as subject, null::text as content, null::real as score, null::integer as tokens,
-    null::timestamptz as stated_at
+    null::timestamptz as stated_at, null::bigint as beside_seq, null::text as beside
 where false;
 comment on view pycontext.recall_row is 'Row type of recall.';
 comment on column pycontext.recall_row.kind is 'fact or message.';
@@ -16,9 +16,14 @@ comment on column pycontext.recall_row.message_id is 'The message; null for a fa
 comment on column pycontext.recall_row.role is 'Who said it.';
 comment on column pycontext.recall_row.subject is 'What the fact is about; null for a message.';
 comment on column pycontext.recall_row.content is 'The fact, or the passage of the message around what was looked for.';
-comment on column pycontext.recall_row.score is 'How well it fits the query: 1 = a fact with all its words; null without a query.';
-comment on column pycontext.recall_row.tokens is 'What the content takes, in tokens, estimated on the safe side.';
+comment on column pycontext.recall_row.score is
+    'How well it fits the query, 0 to 1, to compare rows of one call: by words alone, 1 = a fact with all of them; null '
+    'without a query.';
+comment on column pycontext.recall_row.tokens is 'What content and beside take, in tokens, estimated on the safe side.';
 comment on column pycontext.recall_row.stated_at is 'When it was said.';
+comment on column pycontext.recall_row.beside_seq is
+    'The message that answers this one, or that this one answers; null for a fact, and where the window shows it.';
+comment on column pycontext.recall_row.beside is 'How that one begins.';
 
 create or replace view pycontext.fact_row as
 select
@@ -430,10 +435,18 @@ $$;
 comment on function pycontext.flush_owed(text) is
     'The message up to which a flush of this chat is owed (covered by a line, or set aside by a reset); null = none is.';
 
+-- What recall weighs before it reads any text: a fact, or a message (fact_id null). from_char: where the part of the
+-- message begins that fits; null = not known.
+create or replace view pycontext._recall_hit as
+select
+    null::text as chat_id, null::bigint as seq, null::text as fact_id, null::boolean as is_user,
+    null::timestamptz as stated_at, null::double precision as score, null::integer as from_char
+where false;
+
 -- Rows of the messages with one of the terms, in the chats given: one index look-up a term, at most max_rows each. Under
 -- row-level security Postgres looks nothing up by words before it has checked the policy: there the chats are read.
-create or replace function pycontext._message_hits(chats text[], terms text[], max_rows integer)
-returns table (chat_id text, seq bigint, message_id text, created_at timestamptz, term integer)
+create or replace function pycontext._term_hits(chats text[], terms text[], max_rows integer)
+returns table (chat_id text, seq bigint, role text, tokens integer, created_at timestamptz, term integer)
 language plpgsql stable
 set search_path = ''
 set enable_seqscan = off
@@ -448,7 +461,7 @@ begin
     for i in 1 .. cardinality(terms) loop
         if v_is_bound then
             return query
-            select m.chat_id, m.seq, m.message_id, m.created_at, i
+            select m.chat_id, m.seq, m.role, m.tokens, m.created_at, i
             from pycontext.message m
             where m.chat_id = any (chats) and m.line_no = 0 and m.gone_act is null and m.role in ('user', 'assistant')
                 and pycontext._message_words(m.chat_id, m.content) @@ terms[i]::tsquery
@@ -456,7 +469,7 @@ begin
         else
             -- conditions no other index answers: without statistics the planner would take one of them and read all
             return query
-            select m.chat_id, m.seq, m.message_id, m.created_at, i
+            select m.chat_id, m.seq, m.role, m.tokens, m.created_at, i
             from pycontext.message m
             where pycontext._message_words(m.chat_id, m.content) @@ (v_scope && terms[i]::tsquery)
                 and m.chat_id || '' = any (chats) and m.kind = 'message' and coalesce(m.gone_act, 0) = 0
@@ -467,71 +480,121 @@ begin
 end
 $$;
 
--- The part of a text around the first of the words that is found in it, whole where it is short.
-create or replace function pycontext._passage(body text, query text, max_length integer)
+-- Facts and messages with words of the query: BM25, a word counted once in a text, so that long texts don't win by
+-- length; what a user said counts double. No message that the window shows, or from before its chat's reset.
+create or replace function pycontext._recall_words(
+    c pycontext.chat, chats text[], shown bigint[], terms text[], max_rows integer)
+returns setof pycontext._recall_hit
+language sql stable
+as $$
+    with hit as (
+        select h.chat_id, h.seq, null::text as fact_id, h.role, h.tokens, h.created_at as stated_at, h.term
+        from pycontext._term_hits(
+            case when c.source is null then chats else array_remove(chats, c.chat_id) end, terms, 2000) h
+        join pycontext.chat k on k.chat_id = h.chat_id
+        where h.seq > k.reset_seq and not (h.chat_id = c.chat_id and h.seq = any (shown))
+        union all
+        -- a table of the product has no index of ours: its newest covered rows are read
+        select r.chat_id, r.seq, null, r.role, r.tokens, r.created_at, t.n::integer
+        from pycontext._thread_rows(c.chat_id, c.source, array[greatest(c.reset_seq, pycontext._origin(c.source)) + 1],
+            array[c.line_seq], null, 1000, true) r
+        cross join lateral (select pycontext._words(pycontext._content_text(r.content)) as words offset 0) w
+        cross join unnest(terms) with ordinality t (term, n)
+        where c.source is not null and r.role in ('user', 'assistant') and r.seq <> all (shown) and w.words @@ t.term::tsquery
+        union all
+        select (q.fact).chat_id, (q.fact).seq, (q.fact).fact_id, null, 0, (q.fact).stated_at, t.n::integer
+        from pycontext._facts(c.chat_id, c.tenant, c.owner) q
+        cross join unnest(terms) with ordinality t (term, n)
+        where not q.is_superseded and (q.fact).words @@ t.term::tsquery
+    ), size as (
+        select sum(k.last_seq) as rows, greatest(sum(k.total_tokens) / greatest(sum(k.last_seq), 1), 20) as tokens
+        from pycontext.chat k where k.chat_id = any (chats)
+    ), found as (
+        select h.term, count(*) as rows from hit h group by h.term
+    ), weight as (
+        select g.n as term, ln(1 + (greatest(s.rows, f.rows, 1) - coalesce(f.rows, 0) + 0.5) / (coalesce(f.rows, 0) + 0.5)) as weight
+        from generate_series(1, cardinality(terms)) g (n)
+        cross join size s
+        left join found f on f.term = g.n
+    )
+    select h.chat_id, h.seq, h.fact_id, h.role = 'user', h.stated_at,
+        sum(w.weight) / (select sum(z.weight) from weight z) * case
+            when h.fact_id is not null then 1
+            else 0.9 * 1.3 / (1.3 + 0.9 * h.tokens / s.tokens) * case when h.role = 'user' then 1 else 0.5 end end,
+        null::integer
+    from hit h
+    join weight w on w.term = h.term
+    cross join size s
+    group by h.chat_id, h.seq, h.fact_id, h.role, h.tokens, h.stated_at, s.tokens
+    order by 6 desc, h.stated_at desc, h.seq desc
+    limit max_rows
+$$;
+
+-- The part of a text around the first of the words that is found in it, or from a place on; whole where it is short.
+create or replace function pycontext._passage(body text, query text, max_length integer, from_char integer default null)
 returns text
 language plpgsql immutable
 set search_path = ''
 as $$
 declare
-    v_at integer;
+    v_at integer := from_char;
 begin
     if length(body) <= max_length then
         return body;
     end if;
-    select min(strpos(lower(body), w.word)) into v_at
-    from regexp_split_to_table(lower(query), '[^[:alnum:]]+') w (word)
-    where length(w.word) > 2 and strpos(lower(body), w.word) > 0;
-    v_at := greatest(1, least(coalesce(v_at, 1) - max_length / 4, length(body) - max_length + 1));
+    if v_at is null then
+        select min(strpos(lower(body), w.word)) - max_length / 4 into v_at
+        from regexp_split_to_table(lower(query), '[^[:alnum:]]+') w (word)
+        where length(w.word) > 2 and strpos(lower(body), w.word) > 0;
+    end if;
+    v_at := greatest(1, least(coalesce(v_at, 1), length(body) - max_length + 1));
     return case when v_at > 1 then '…' else '' end || substr(body, v_at, max_length)
         || case when v_at + max_length <= length(body) then '…' else '' end;
 end
 $$;
 
--- The passages of past messages that fit the terms best. Rare words count more; of this chat only what its window does not
--- hold: before the newest line, after the newest reset.
-create or replace function pycontext._recall_messages(c pycontext.chat, chats text[], query text, terms text[], max_rows integer)
-returns setof pycontext.recall_row
+-- How many characters of a text take about so many tokens.
+create or replace function pycontext._length_of(body text, tokens integer)
+returns integer
+language sql immutable strict parallel safe
+as $$
+    select greatest(1, (tokens * 400.0 / greatest(pycontext.estimate_tokens(left(body, 400)), 1)
+        * length(left(body, 400)) / 400.0)::integer)
+$$;
+
+-- The places of the chat's messages that its window shows whole.
+create or replace function pycontext._shown(chat_id text)
+returns bigint[]
+language plpgsql stable
+set search_path = ''
+as $$
+begin
+    return array(
+        select w.seq from pycontext.working_window(chat_id) w
+        where w.kind = 'message' and w.section in ('head', 'request', 'pinned', 'tail') and not w.is_shortened);
+exception when sqlstate 'PCX05' then
+    -- no window fits: nothing is shown
+    return '{}';
+end
+$$;
+
+-- The message that answers one of a user's, or that an assistant's answers: nothing else stands between but tool results.
+create or replace function pycontext._beside(
+    chat_id text, source text, seq bigint, role text, out beside_seq bigint, out body text)
 language sql stable
 as $$
-    with hit as (
-        select h.* from pycontext._message_hits(
-            case when c.source is null then chats else array_remove(chats, c.chat_id) end, terms, 2000) h
-        where h.chat_id <> c.chat_id or h.seq > c.reset_seq and h.seq <= coalesce(c.line_seq, 0)
-            and not exists (
-                select from pycontext.message m
-                where m.chat_id = c.chat_id and m.seq = c.line_seq and m.line_no = c.line_no
-                    and (h.seq = m.request_seq or h.seq between m.head_from and m.head_to))
-        union all
-        -- a table of the product has no index of ours: its newest covered rows are read
-        select r.chat_id, r.seq, r.message_id, r.created_at, t.n::integer
-        from pycontext._thread_rows(c.chat_id, c.source, array[greatest(c.reset_seq, pycontext._origin(c.source))],
-            array[c.line_seq], null, 1000, true) r
-        cross join lateral (select pycontext._words(pycontext._content_text(r.content)) as words offset 0) w
-        cross join unnest(terms) with ordinality t (term, n)
-        where c.source is not null and r.role in ('user', 'assistant') and w.words @@ t.term::tsquery
-    ), rare as (
-        select h.term, 1 / ln(2 + count(*)) as weight from hit h group by h.term
-    ), best as (
-        select h.chat_id, h.seq, h.message_id, h.created_at,
-            sum(q.weight) / (select sum(coalesce(z.weight, 1.44)) from generate_series(1, cardinality(terms)) g (n)
-                left join rare z on z.term = g.n) as score
-        from hit h join rare q on q.term = h.term
-        group by h.chat_id, h.seq, h.message_id, h.created_at
-        order by score desc, h.created_at desc, h.seq desc
-        limit 2 * max_rows
-    )
-    select 'message', b.chat_id, b.seq, null, b.message_id, r.role, null, p.passage,
-        (b.score * 0.9 / (1 + 0.1 * ln(1 + length(pycontext._content_text(r.content)) / 400.0)))::real,
-        pycontext.estimate_tokens(p.passage), r.created_at
-    from best b
-    join pycontext.chat k on k.chat_id = b.chat_id
-    cross join lateral pycontext._thread_rows(b.chat_id, k.source, array[b.seq], array[b.seq], null, 1, true) r
-    cross join lateral (select pycontext._passage(pycontext._content_text(r.content), query, 800) as passage) p
+    select case when r.role <> _beside.role then r.seq end, pycontext._content_text(r.content)
+    from pycontext._thread_rows(_beside.chat_id, _beside.source,
+        array[case when _beside.role = 'user' then _beside.seq + 1 else _beside.seq - 20 end],
+        array[case when _beside.role = 'user' then _beside.seq + 20 else _beside.seq - 1 end],
+        null, 20, _beside.role <> 'user') r
+    where r.role in ('user', 'assistant') and (r.role = 'user' or pycontext._content_text(r.content) ~ '\w')
+    order by case when _beside.role = 'user' then r.seq else -r.seq end
+    limit 1
 $$;
 
 -- Facts and past messages of the chat's (tenant, owner), or of the chat alone where it has none, that fit the query, best first:
--- at most max_rows, and max_tokens in all (null: the profile's memory_tokens). No query: the newest facts. PCX01.
+-- at most max_rows, and max_tokens in all (null: the profile's memory_tokens). No query: the newest facts. PCX01, PCX13.
 create or replace function pycontext.recall(
     chat_id text, query text default null, query_embedding real[] default null, max_rows integer default 10,
     max_tokens integer default null)
@@ -541,15 +604,22 @@ set search_path = ''
 as $$
 declare
     c pycontext.chat;
+    h record;
+    m pycontext._thread_row;
+    f pycontext.fact;
+    b record;
     r pycontext.recall_row;
     v_terms text[] := pycontext._query_terms(query);
     v_chats text[];
+    v_shown bigint[];
+    v_words pycontext._recall_hit[] := '{}';
+    v_near pycontext._recall_hit[] := '{}';
+    v_told text[] := '{}';
+    v_source text;
+    v_body text;
+    v_share integer;
     v_left integer;
 begin
-    if query_embedding is not null then
-        raise exception using errcode = '0A000', message = 'recall by embedding is not installed',
-            hint = 'leave query_embedding out: recall is lexical then';
-    end if;
     select t.* into c from pycontext.chat t where t.chat_id = recall.chat_id;
     if not found then
         -- an adopted chat of which nothing is derived yet, or none at all
@@ -561,27 +631,79 @@ begin
     v_chats := array[c.chat_id] || case when c.owner is null then '{}' else array(
         select t.chat_id from pycontext.chat t
         where t.tenant = c.tenant and t.owner = c.owner and t.chat_id <> c.chat_id order by t.updated_at desc limit 500) end;
-    for r in
-        with found as (
-            select (q.fact).*, (
-                select count(*) from unnest(v_terms) t (term) where (q.fact).words @@ t.term::tsquery) as terms
-            from pycontext._facts(c.chat_id, c.tenant, c.owner) q
-            where not q.is_superseded
+    if query_embedding is null and cardinality(v_terms) = 0 then
+        if coalesce(query, '') !~ '\w' then
+            v_words := array(
+                select row((q.fact).chat_id, (q.fact).seq, (q.fact).fact_id, null, (q.fact).stated_at, null, null)::pycontext._recall_hit
+                from pycontext._facts(c.chat_id, c.tenant, c.owner) q
+                where not q.is_superseded
+                order by (q.fact).stated_at desc, (q.fact).seq desc limit max_rows);
+        end if;
+    else
+        v_shown := pycontext._shown(chat_id);
+        if cardinality(v_terms) > 0 then
+            v_words := array(select w from pycontext._recall_words(c, v_chats, v_shown, v_terms, 20 * max_rows) w);
+        end if;
+        if query_embedding is not null then
+            if to_regclass('pycontext.embedding') is null then
+                raise exception using errcode = '0A000', message = 'recall by embedding is not installed',
+                    hint = 'run sql/extras/embeddings.sql, or leave query_embedding out: recall is lexical then';
+            end if;
+            v_near := array(select n from pycontext._nearest(c, v_shown, query_embedding, 20 * max_rows) n);
+        end if;
+    end if;
+    for h in
+        with w as (
+            select u.*, row_number() over () as place from unnest(v_words) u
+        ), n as (
+            select u.*, row_number() over () as place,
+                case when u.is_user then row_number() over (partition by u.is_user order by u.score desc) end as user_place
+            from unnest(v_near) u
         )
-        select 'fact', f.chat_id, f.seq, f.fact_id, null, f.role, f.subject, f.content,
-            case when cardinality(v_terms) > 0 then f.terms::real / cardinality(v_terms) end,
-            pycontext.estimate_tokens(f.content), f.stated_at
-        from found f
-        where f.terms > 0 or cardinality(v_terms) = 0 and coalesce(query, '') !~ '\w'
-        union all
-        select m.*
-        from pycontext._recall_messages(c, v_chats, query, v_terms, max_rows) m
-        where cardinality(v_terms) > 0
-        order by 9 desc nulls last, 11 desc, 3 desc
-        limit 20 * max_rows
+        select coalesce(w.chat_id, n.chat_id) as chat_id, coalesce(w.seq, n.seq) as seq,
+            coalesce(w.fact_id, n.fact_id) as fact_id, coalesce(w.stated_at, n.stated_at) as stated_at, n.from_char,
+            case when cardinality(v_near) = 0 then w.score
+                else (coalesce(21.0 / (20 + w.place), 0) + coalesce(21.0 / (20 + n.place), 0)
+                    + coalesce(21.0 / (20 + n.user_place), 0)) / 3 end as score
+        from w
+        full join n on n.chat_id = w.chat_id and n.seq = w.seq and coalesce(n.fact_id, '') = coalesce(w.fact_id, '')
+        order by 6 desc nulls last, 4 desc, 2 desc
     loop
-        exit when max_rows <= 0;
+        exit when max_rows <= 0 or v_left < 10;
+        r := null;
+        v_share := greatest(v_left / max_rows, 100);
+        if h.fact_id is not null then
+            select t.* into f from pycontext.fact t where t.chat_id = h.chat_id and t.fact_id = h.fact_id;
+            r := row('fact', f.chat_id, f.seq, f.fact_id, null, f.role, f.subject, f.content, h.score,
+                pycontext.estimate_tokens(f.content), f.stated_at, null, null)::pycontext.recall_row;
+        else
+            -- a question and its reply are told once, together
+            continue when format('%s %s', h.chat_id, h.seq) = any (v_told);
+            v_source := (select k.source from pycontext.chat k where k.chat_id = h.chat_id);
+            select t.* into m
+            from pycontext._thread_rows(h.chat_id, v_source, array[h.seq], array[h.seq], null, 1, true) t;
+            continue when not found;
+            v_body := pycontext._content_text(m.content);
+            r := row('message', m.chat_id, m.seq, null, m.message_id, m.role, null,
+                pycontext._passage(v_body, query, least(800, pycontext._length_of(v_body, v_share * 5 / 8)), h.from_char),
+                h.score, 0, m.created_at, null, null)::pycontext.recall_row;
+            select q.* into b from pycontext._beside(h.chat_id, v_source, h.seq, m.role) q;
+            if b.beside_seq is not null and not (h.chat_id = c.chat_id and b.beside_seq = any (v_shown))
+                and format('%s %s', h.chat_id, b.beside_seq) <> all (v_told) then
+                r.beside_seq := b.beside_seq;
+                r.beside := pycontext._passage(b.body, '', least(400, pycontext._length_of(b.body, v_share / 4)), 1);
+            end if;
+            r.tokens := pycontext.estimate_tokens(r.content) + coalesce(pycontext.estimate_tokens(r.beside) + 4, 0);
+            if r.tokens + 8 > v_left then
+                r.tokens := pycontext.estimate_tokens(r.content);
+                r.beside := null;
+                r.beside_seq := null;
+            end if;
+        end if;
         continue when r.tokens + 8 > v_left;
+        if r.kind = 'message' then
+            v_told := v_told || format('%s %s', r.chat_id, r.seq) || format('%s %s', r.chat_id, r.beside_seq);
+        end if;
         v_left := v_left - r.tokens - 8;
         max_rows := max_rows - 1;
         return next r;
@@ -590,8 +712,10 @@ end
 $$;
 comment on function pycontext.recall(text, text, real[], integer, integer) is
     'Facts and past messages that fit the query, best first, of all chats of this chat''s tenant and owner (no owner: of '
-    'this chat alone): at most max_rows, within max_tokens (null: the profile''s memory_tokens). Lexical, in every script. Of '
-    'facts that contradict each other the newest. No query: the newest facts. PCX01.';
+    'this chat alone): at most max_rows, within max_tokens (null: the profile''s memory_tokens). By words, in every script, '
+    'and where query_embedding is given by meaning too, both fused by rank (that needs extras/embeddings.sql). A message '
+    'comes with the reply to it, or what it replies to, in short. What the chat''s window shows is left out, and what was '
+    'said before a reset. Of facts that contradict each other the newest. No query: the newest facts. PCX01, PCX13.';
 
 -- Forgets a fact by its id, or every fact with all the words of the query, in the chats of this chat's (tenant, owner); with it
 -- go other tellings of it and older facts about its subject. The content is erased. Returns how many.
@@ -625,6 +749,10 @@ begin
     from doomed d join pycontext.chat k on k.chat_id = d.chat_id
     where f.chat_id = d.chat_id and f.fact_id = d.fact_id;
     get diagnostics v_count = row_count;
+    perform pycontext._erase_embeddings(q.chat_id)
+    from (
+        select distinct f.chat_id from pycontext.fact f
+        where f.gone_by = 'forgotten' and (f.chat_id = c.chat_id or f.tenant = c.tenant and f.owner = c.owner)) q;
     return v_count;
 end
 $$;
@@ -655,6 +783,29 @@ comment on function pycontext.memory_page(text, text, text, timestamptz, integer
 
 -- For acts, which hold the chat's lock.
 
+-- Erases the embeddings of the messages in a range of places and of the facts that cite them, and those of facts that are
+-- gone. The extra may not be installed.
+create or replace function pycontext._erase_embeddings(
+    chat_id text, from_seq bigint default null, to_seq bigint default null, message_id text default null)
+returns void
+language plpgsql volatile
+set search_path = ''
+as $$
+begin
+    if to_regclass('pycontext.embedding') is null then
+        return;
+    end if;
+    delete from pycontext.embedding e
+    where e.chat_id = _erase_embeddings.chat_id and (
+        e.seq between from_seq and to_seq or e.message_id = _erase_embeddings.message_id
+        or e.fact_id <> '' and not exists (
+            select from pycontext.fact f where f.chat_id = e.chat_id and f.fact_id = e.fact_id and f.gone_at is null));
+    update pycontext.embedded_chat w
+    set seq = least(w.seq, from_seq - 1)
+    where w.chat_id = _erase_embeddings.chat_id and w.seq >= from_seq;
+end
+$$;
+
 -- After a rewind to a seq: facts from messages after it leave recall, and their place is owed to the flush again.
 create or replace function pycontext._rewind_facts(chat_id text, seq bigint)
 returns integer
@@ -668,6 +819,7 @@ begin
     set gone_at = clock_timestamp(), gone_by = 'rewound'
     where f.chat_id = _rewind_facts.chat_id and f.seq > _rewind_facts.seq and f.gone_at is null;
     get diagnostics v_count = row_count;
+    perform pycontext._erase_embeddings(chat_id, seq + 1, 9223372036854775807);
     update pycontext.chat c
     set flushed_seq = _rewind_facts.seq
     where c.chat_id = _rewind_facts.chat_id and c.flushed_seq > _rewind_facts.seq;
@@ -686,6 +838,7 @@ declare
 begin
     delete from pycontext.fact f where f.chat_id = _erase_facts.chat_id and f.seq = _erase_facts.seq;
     get diagnostics v_count = row_count;
+    perform pycontext._erase_embeddings(chat_id, seq, seq);
     return v_count;
 end
 $$;

@@ -157,6 +157,7 @@ begin
     end if;
     if v_seq is null then
         -- deleted, or not named: wherever the rows under a line are not those it was made from
+        perform pycontext._erase_embeddings(c.chat_id, message_id => source_changed.message_id);
         select min(t.seq) into v_stale from pycontext._stale_lines(c.chat_id) t;
     else
         delete from pycontext.token_count t where t.chat_id = c.chat_id and t.seq = v_seq and t.line_no = 0;

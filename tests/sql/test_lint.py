@@ -25,6 +25,17 @@ FUNCTIONS = """
 """
 
 
+@pytest.fixture(params=["core", "extras"])
+def db(db: Connection, request: pytest.FixtureRequest) -> Connection:
+    """The core alone, and with what may be added to it."""
+    if request.param == "extras":
+        if db.info.server_version < 160000:
+            pytest.skip("no pgvector for Debian's PostgreSQL 15 here")
+        db.execute(install.extra_sql("embeddings"))
+        db.execute("select pycontext.use_embedding_model('tiny', 3)")
+    return db
+
+
 def rows(db: Connection, query: str) -> list[dict[str, Any]]:
     cursor = db.execute(query)
     names = [column.name for column in cursor.description or ()]
@@ -179,7 +190,7 @@ def test_no_triggers_sequences_or_rules(db: Connection) -> None:
         join pg_class c on c.oid = a.attrelid
         where c.relnamespace = 'pycontext'::regnamespace and a.attidentity <> ''
         union all
-        select 'extension ' || e.extname from pg_extension e where e.extname <> 'plpgsql'
+        select 'extension ' || e.extname from pg_extension e where e.extname not in ('plpgsql', 'vector')
         """,
     )
     assert not found, ", ".join(row["name"] for row in found)

@@ -21,6 +21,7 @@ CODES = {
     "PCX10": errors.NotYourTenant,
     "PCX11": errors.SchemaTooNew,
     "PCX12": errors.BadSource,
+    "PCX13": errors.BadEmbedding,
 }
 
 
