@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -118,10 +118,10 @@ class Blank:
 
 @dataclass(frozen=True)
 class Compact:
-    """A pass: plan, a made-up good summary, put_summary."""
+    """A pass: plan, a made-up good summary, put_summary. between: what happens while the model writes."""
 
     budget: int
-    on_demand: bool = True
+    between: Move | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,63 @@ class Count:
     rows: int = 1000
 
 
-Move = Say | Reply | Result | Work | Note | Blank | Compact | StartOver | Count
+@dataclass(frozen=True)
+class Rewind:
+    """Sets so many of the newest rows aside; more than there are: all of them."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Goes on in a fork without so many of the newest rows."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row, counted from the newest: erased; in the product's table, rewritten or deleted, told or not."""
+
+    which: int
+    is_deleted: bool = False
+    is_told: bool = True
+
+
+@dataclass(frozen=True)
+class Pin:
+    which: int
+
+
+@dataclass(frozen=True)
+class Unpin:
+    which: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Takes back one of the lines that a compaction placed."""
+
+    which: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    words: Words | None
+
+
+@dataclass(frozen=True)
+class Prune:
+    budget: int
+
+
+@dataclass(frozen=True)
+class Delete:
+    """The chat, and it begins anew under its id; of an adopted one all that was derived."""
+
+
+Act = StartOver | Rewind | Fork | Change | Pin | Unpin | Drop | Prompt | Prune | Delete
+Move = Say | Reply | Result | Work | Note | Blank | Compact | Count | Act
 
 
 @dataclass
@@ -157,6 +213,19 @@ _short = st.builds(Words, st.integers(0, len(SNIPPETS) - 1), st.integers(1, 4))
 _rare = st.sampled_from([False, False, False, False, True])
 _half = st.booleans()
 
+_place = st.one_of(st.integers(0, 3), st.integers(0, 30))
+_acts = (
+    st.builds(StartOver, _half),
+    st.builds(Rewind, _place),
+    st.builds(Change, _place, _half, _half),
+    st.builds(Pin, _place),
+    st.builds(Pin, _place),
+    st.builds(Unpin, st.integers(0, 2)),
+    st.builds(Drop, st.integers(0, 2)),
+    st.builds(Prompt, st.one_of(st.none(), _short)),
+    st.builds(Prune, st.sampled_from([800, 2000, 6000])),
+)
+_passes = st.sampled_from([800, 2000, 6000, 20000])
 moves = st.one_of(
     st.builds(Say, _words, _rare, _rare, _half),
     st.builds(Say, _short, _rare, st.just(False), _half),
@@ -176,9 +245,13 @@ moves = st.one_of(
     st.builds(Work, st.integers(1, 12), _short, st.just(1)),
     st.builds(Note, _short, st.sampled_from(["system", "developer"])),
     st.builds(Blank, st.sampled_from(["user", "assistant", "tool"]), st.integers(0, len(BLANKS)), _half),
-    st.builds(Compact, st.sampled_from([800, 2000, 6000, 20000])),
-    st.builds(StartOver, _half),
+    st.builds(Compact, _passes),
+    st.builds(Compact, _passes),
+    st.builds(Compact, _passes, st.one_of(*_acts, st.just(Delete()), st.builds(Compact, _passes))),
     st.builds(Count, st.sampled_from([2, 1000])),
+    st.builds(Fork, _place),
+    *_acts,
+    st.builds(Delete),
 )
 BUDGETS = (300, 500, 800, 1500, 3000, 8000, 32000, 200000)
 
@@ -242,10 +315,14 @@ class Machine:
     thread: Thread = field(default_factory=Thread)
     readings: list[Reading] = field(default_factory=list)
     is_counted_between: bool = False
+    #: raised where earlier bytes may change without an act: another chat, or one changed behind our back
+    epoch: int = 0
+    #: something was set aside: a fork does not bring it along
+    is_aside: bool = False
     _ids: int = 0
     _budget: int = 8000
 
-    def create(self) -> None:
+    def create(self, rows: Sequence[Row] = ()) -> None:
         self.conn.execute(
             "select pycontext.create_chat(%s, %s, %s, source => %s)",
             (self.chat_id, self.prompt, self.profile, "shop" if self.kind == "adopted" else None),
@@ -256,6 +333,7 @@ class Machine:
         ).fetchone()
         assert row
         self.thread = Thread(
+            rows=list(rows),
             prompt=self.prompt,
             head_tokens=row[0],
             image_tokens=row[1],
@@ -302,25 +380,30 @@ class Machine:
             []
             if not self.thread.rows
             else self.rows(
-                "select seq, kind, message_id, tokens from pycontext.thread(%s, max_rows => 100000)",
+                "select seq, kind, message_id, tokens, summary from pycontext.thread(%s, max_rows => 100000)",
                 self.chat_id,
             )
         )
-        tokens = {(r["seq"], r["kind"]): r["tokens"] for r in found}
+        told = [r["seq"] for r in found if r["kind"] == "message"]
+        assert told == [r.seq for r in self.thread.rows], "the thread holds the live rows"
+        tokens = {r["seq"]: r["tokens"] for r in found if r["kind"] == "message"}
         for row in self.thread.rows:
-            row.tokens = tokens[row.seq, "message"]
+            row.tokens = tokens[row.seq]
             if self.kind == "adopted":
                 row.frozen = row.tokens
-        by_id = {r["message_id"]: r["tokens"] for r in found if r["kind"] == "summary"}
+        by_id = {r["message_id"]: r for r in found if r["kind"] == "summary"}
+        assert set(by_id) == {x.message_id for x in self.thread.lines}, "the thread holds the live lines"
         for line in self.thread.lines:
-            line.tokens = by_id[line.message_id]
-        if self.prompt is not None:
-            line_ = self.rows(
-                "select tokens from pycontext.prompt where chat_id = %s order by act_no desc limit 1",
-                self.chat_id,
-            )
-            self.thread.prompt_tokens = line_[0]["tokens"]
-            self.thread.prompt_frozen = max(self.thread.prompt_frozen, line_[0]["tokens"])
+            line.tokens = by_id[line.message_id]["tokens"]
+            line.summary = by_id[line.message_id]["summary"]
+        prompt = self.rows(
+            "select tokens, frozen_tokens from pycontext.prompt where chat_id = %s"
+            " order by act_no desc limit 1",
+            self.chat_id,
+        )
+        if prompt:
+            self.thread.prompt_tokens = prompt[0]["tokens"]
+            self.thread.prompt_frozen = prompt[0]["frozen_tokens"]
 
     def state(self) -> dict[str, Any]:
         """The chat's act number, and whether a pruning pass stands."""
@@ -525,6 +608,7 @@ class Machine:
         self.append(message)
 
     def _compact(self, move: Compact) -> None:
+        self.refresh()
         plan = self.rows("select * from pycontext.compaction_plan(%s, %s)", self.chat_id, move.budget)[0]
         after = plan["after_message_id"]
         if after is None:
@@ -536,6 +620,10 @@ class Machine:
             "facts": [f"order QX-{plan['to_seq']}"],
             "active_task": None,
         }
+        edits = self.edits()
+        if move.between is not None:
+            self.play(move.between)
+        was_edited = self.edits() != edits
         try:
             with self.conn.cursor(row_factory=dict_row) as cursor:
                 line = cursor.execute(
@@ -544,11 +632,19 @@ class Machine:
                     (self.chat_id, after, json.dumps(summary), plan["edit_no"]),
                 ).fetchone()
         except psycopg.DatabaseError as error:
+            if was_edited and error.sqlstate in ("PCX01", "PCX02", "PCX07"):
+                return
             if error.sqlstate != "PCX07" or "larger" not in str(error):
                 raise
             return
+        assert not was_edited, f"a summary of what was changed meanwhile is stored: {move}"
         assert line
         self._placed(line)
+
+    def edits(self) -> tuple[str, int, int]:
+        """What a summary in the making is held against."""
+        found = self.rows("select edit_no from pycontext.chat where chat_id = %s", self.chat_id)
+        return self.chat_id, self.epoch if self.kind == "native" else 0, found[0]["edit_no"]
 
     def check_source(self, plan: Mapping[str, Any], source: Sequence[Mapping[str, Any]]) -> None:
         """What a summary is made of: every row of the range, the original, once."""
@@ -581,6 +677,8 @@ class Machine:
         assert not split, f"a unit would be split: {split}"
 
     def _startover(self, move: StartOver) -> None:
+        if not self.thread.rows:
+            return
         note = "a new subject <memory-context>" if move.note else None
         with self.conn.cursor(row_factory=dict_row) as cursor:
             line = cursor.execute(
@@ -600,8 +698,159 @@ class Machine:
                     line["summary"],
                     line["tokens"],
                     line["tokens"],
+                    max((x.seq for x in self.thread.lines if x.seq < line["seq"]), default=-(2**62)),
+                    self._head_at(line["seq"]),
                 )
             )
+
+    def _rewind(self, move: Rewind) -> None:
+        if self.kind == "adopted" or not self.thread.rows:
+            return
+        kept = self.thread.rows[: max(len(self.thread.rows) - move.rows, 0)]
+        to = kept[-1].message_id if kept else ""
+        gone = self.conn.execute(
+            "select seq, kind from pycontext.rewind_chat(%s, %s)", (self.chat_id, to)
+        ).fetchall()
+        place = kept[-1].seq if kept else 0
+        want = {(r.seq, "message") for r in self.thread.rows if r.seq > place}
+        want |= {(x.seq, "summary") for x in self.thread.lines if x.seq > place}
+        assert set(gone) == want, (gone, want)
+        self.is_aside |= bool(want)
+        self._cut(place)
+
+    def _cut(self, place: int) -> None:
+        self.thread.rows = [r for r in self.thread.rows if r.seq <= place]
+        self.thread.lines = [x for x in self.thread.lines if x.seq <= place]
+        self.thread.pins = [seq for seq in self.thread.pins if seq <= place]
+
+    def _fork(self, move: Fork) -> None:
+        if self.kind == "adopted" or len(self.thread.rows) <= move.rows:
+            return
+        before = self.window(100_000_000)
+        at = self.thread.rows[-1 - move.rows]
+        found = self.conn.execute(
+            "select pycontext.fork_chat(%s, at_message_id => %s)", (self.chat_id, at.message_id)
+        ).fetchone()
+        assert found
+        assert self.window(100_000_000) == before, "the chat that is forked stays as it was"
+        self.chat_id = found[0]
+        self.epoch += 1
+        self._cut(at.seq)
+        seqs = {row.message_id for row in self.thread.rows}
+        self.readings = [] if self.is_aside else [r for r in self.readings if r.message_id in seqs]
+        names = self.rows(
+            "select seq, origin, message_id from pycontext.thread(%s, max_rows => 100000)"
+            " where kind = 'summary'",
+            self.chat_id,
+        )
+        by_place = {(r["seq"], r["origin"]): r["message_id"] for r in names}
+        for line in self.thread.lines:
+            line.message_id = by_place[line.seq, line.origin]
+
+    def _change(self, move: Change) -> None:
+        if len(self.thread.rows) < 3:
+            return
+        n = len(self.thread.rows) - 1 - move.which % len(self.thread.rows)
+        row = self.thread.rows[n]
+        if self.kind == "native":
+            with self.conn.cursor(row_factory=dict_row) as cursor:
+                s = cursor.execute(
+                    "select content, tool_calls, name, metadata, tokens, frozen_tokens"
+                    " from pycontext.redact_message(%s, %s)",
+                    (self.chat_id, row.message_id),
+                ).fetchone()
+            assert s
+            row.content, row.tool_calls, row.name, row.metadata = (
+                s["content"], s["tool_calls"], s["name"], s["metadata"],
+            )  # fmt: skip
+            row.tokens, row.frozen = s["tokens"], s["frozen_tokens"]
+            self.readings = []  # the one act that history does not undo
+            return
+        where = (int(self.chat_id), int(row.message_id))
+        if move.is_deleted:
+            self.conn.execute("delete from shop_message where conversation = %s and id = %s", where)
+            self.thread.rows.pop(n)
+        else:
+            row.content = "rewritten by the product"
+            self.conn.execute(
+                "update shop_message set body = %s where conversation = %s and id = %s",
+                (json.dumps(row.content), *where),
+            )
+        self.epoch += 1
+        self.readings = []
+        self.conn.execute(
+            "select pycontext.source_changed(%s, %s)",
+            (self.chat_id, row.message_id if move.is_told else None),
+        )
+        # a line is made of rows: the first one that drew on this row goes, and those merged from it
+        drew = [
+            x.seq
+            for x in self.thread.lines
+            if x.origin == "compaction"
+            and (x.seq >= row.seq if move.is_told and not move.is_deleted else x.after < row.seq <= x.seq)
+        ]
+        if drew:
+            self.thread.lines = [
+                x for x in self.thread.lines if x.origin != "compaction" or x.seq < min(drew)
+            ]
+
+    def _pin(self, move: Pin) -> None:
+        if not self.thread.rows:
+            return
+        row = self.thread.rows[len(self.thread.rows) - 1 - move.which % len(self.thread.rows)]
+        is_before_reset = row.seq not in self.thread.pins and row.seq <= self.thread.reset_seq()
+        try:
+            self.conn.execute("select pycontext.pin_message(%s, %s)", (self.chat_id, row.message_id))
+        except psycopg.DatabaseError as error:
+            if error.sqlstate != ("PCX02" if is_before_reset else "PCX05"):
+                raise
+            return
+        assert not is_before_reset, "nothing from before a reset is pinned"
+        if row.seq not in self.thread.pins:
+            self.thread.pins.append(row.seq)
+
+    def _unpin(self, move: Unpin) -> None:
+        if not self.thread.pins:
+            return
+        seq = self.thread.pins.pop(move.which % len(self.thread.pins))
+        name = next((r.message_id for r in self.thread.rows if r.seq == seq), None)
+        if name is not None:
+            self.is_aside = True
+            self.conn.execute("select pycontext.unpin_message(%s, %s)", (self.chat_id, name))
+
+    def _drop(self, move: Drop) -> None:
+        lines = [x for x in self.thread.lines if x.origin == "compaction"]
+        if not lines:
+            return
+        line = lines[move.which % len(lines)]
+        self.conn.execute("select pycontext.drop_summary(%s, %s)", (self.chat_id, line.message_id))
+        self.thread.lines.remove(line)
+        self.is_aside = True
+
+    def _prompt(self, move: Prompt) -> None:
+        self.thread.prompt = None if move.words is None else str(move.words)
+        self.conn.execute("select pycontext.set_system_prompt(%s, %s)", (self.chat_id, self.thread.prompt))
+
+    def _prune(self, move: Prune) -> None:
+        self.conn.execute("select pycontext.prune_chat(%s, %s)", (self.chat_id, move.budget))
+
+    def _delete(self, move: Delete) -> None:
+        self.conn.execute("select pycontext.delete_chat(%s)", (self.chat_id,))
+        self.epoch += 1
+        self.readings = []
+        rows = self.thread.rows if self.kind == "adopted" else []
+        self.is_aside = False
+        self.create(rows)
+
+    def _head_at(self, place: int) -> frozenset[int]:
+        """The first turn that a line at a place keeps: that of the line before it."""
+        before = [x for x in self.thread.lines if x.seq < place]
+        line = max(before, key=lambda x: (x.seq, x.origin == "reset"), default=None)
+        if line is not None and line.origin == "compaction" and line.head is not None:
+            return line.head
+        rows = [r for r in self.thread.rows if r.seq <= place]
+        thread = replace(self.thread, rows=rows, lines=[x for x in before if x.origin == "reset"])
+        return frozenset(r.seq for r in thread.head())
 
     def _count(self, move: Count) -> None:
         found = self.rows(

@@ -6,6 +6,7 @@ fits, and where it does not, the promises that hold all the same. No SQL, and no
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import unicodedata
@@ -67,6 +68,10 @@ class Line:
     summary: Mapping[str, Any] | None = None
     tokens: int = 0
     frozen: int = 0
+    #: the place of the line before it when it was made
+    after: int = -(2**62)
+    #: seqs of the first turn as it was then
+    head: frozenset[int] | None = None
 
 
 @dataclass
@@ -86,6 +91,8 @@ class Thread:
 
     rows: list[Row] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
+    #: seqs of pinned rows, the oldest pin first
+    pins: list[int] = field(default_factory=list)
     prompt: str | None = None
     prompt_tokens: int = 0
     prompt_frozen: int = 0
@@ -106,7 +113,10 @@ class Thread:
             unit[row.seq] = row.seq
             if row.role == "tool" and row.tool_call_id is not None:
                 call = newest.get(row.tool_call_id)
-                if call is None or call.seq <= row.line_at_arrival:
+                line = row.line_at_arrival
+                if call is not None and self.last_result_wins:
+                    line = max((x.seq for x in self.lines if x.seq < row.seq), default=line)
+                if call is None or call.seq <= line:
                     if call is not None:
                         newest.pop(row.tool_call_id)
                     continue
@@ -145,6 +155,14 @@ class Thread:
         reset = self.reset_seq()
         users = [row for row in self.rows if row.is_user and row.seq > reset]
         return users[-1] if users else None
+
+    def pinned(self) -> list[list[Row]]:
+        """Units with a pin, the oldest pin first; none from before a reset."""
+        unit = self.units()
+        here = {row.seq for row in self.rows}
+        reset = self.reset_seq()
+        starts = dict.fromkeys(unit[seq] for seq in self.pins if seq in here)
+        return [[r for r in self.rows if unit[r.seq] == start] for start in starts if start > reset]
 
     def head(self) -> list[Row]:
         """The first turn since the last reset: whole units within its limit, the request itself always."""
@@ -200,9 +218,15 @@ class Thread:
                 before = Thread(**{**self.__dict__, "rows": [r for r in self.rows if r.seq <= line.seq]})
                 before.lines = [x for x in self.lines if x.origin == "reset"]
                 head = before.head()
+                if line.head is not None:
+                    head = [r for r in before.rows if r.seq in line.head]
                 shown += self._rows("head", head, unit, gone)
-                shown.append(Shown("summary", "user", line.seq))
                 request = before.newest_request()
+                apart = {r.seq for r in head} | ({request.seq} if request else set())
+                pins = [r for rows in self.pinned() for r in rows]
+                pins = [r for r in pins if unit[r.seq] <= line.seq and unit[r.seq] not in apart]
+                shown += self._rows("pinned", pins, unit, gone)
+                shown.append(Shown("summary", "user", line.seq))
                 if request is not None and request.seq not in {r.seq for r in head}:
                     shown += self._rows("request", [request], unit, gone)
             else:
@@ -239,7 +263,7 @@ class Thread:
         shown = self.full()
         total = 3 + (max(self.prompt_tokens, self.prompt_frozen) if self.prompt is not None else 0)
         total += max(line.tokens, line.frozen) if line else 0
-        kept = {s.seq for s in shown if s.section in ("head", "request")}
+        kept = {s.seq for s in shown if s.section in ("head", "request", "pinned")}
         total += sum(max(r.frozen, r.tokens) for r in self.rows if unit[r.seq] > after or r.seq in kept)
         total += STAND_IN_TOKENS * sum(s.tool_call_id is not None for s in shown)
         return total <= int(budget / self.token_scale)
@@ -331,8 +355,14 @@ class Thread:
         seqs = [w["seq"] for w in rows if w["seq"] is not None]
         _hold(len(seqs) == len(set(seqs)), "no row twice", seqs)
         _hold(set(seqs) <= set(by_seq), "rows of this chat only", seqs)
-        order = [(unit[s], s) for s in seqs]
+        order = [
+            (unit[w["seq"]], w["seq"]) for w in rows if w["seq"] is not None and w["section"] != "pinned"
+        ]
         _hold(order == sorted(order), "in order of (unit, seq)", order)
+        order = [
+            (unit[w["seq"]], w["seq"]) for w in rows if w["seq"] is not None and w["section"] == "pinned"
+        ]
+        _hold(order == sorted(order), "pins in order of (unit, seq)", order)
 
         # 3 cut
         _hold(all(s > reset for s in seqs), "3 nothing from before a reset", seqs, reset)
@@ -352,6 +382,8 @@ class Thread:
             _hold(len(found) == 1, "4 the newest request is there", request, seqs)
             _hold(not found[0]["is_shortened"], "4 the newest request is never shortened", found)
             self.check_verbatim(request, found[0], unit)
+
+        self._check_pins(rows, budget, gone)
 
         # 5 and 6: every row is whole, or flagged with its number, or inside a marker, or above the line
         for w in rows:
@@ -401,6 +433,21 @@ class Thread:
             )
             if line is None:
                 _hold(tokens <= 1.5 * size + 200, "6 a marker tells the size", tokens, size)
+
+    def _check_pins(self, rows: Sequence[Mapping[str, Any]], budget: int, gone: set[int]) -> None:
+        """12: whole units; where they do not all fit, the oldest pin gives way first."""
+        whole = {w["seq"] for w in rows if not w["is_shortened"]}
+        request = self.newest_request()
+        pinned = [unit for unit in self.pinned() if request not in unit]  # it is there in any case
+        pins = [{r.seq for r in unit} - gone for unit in pinned]
+        missing = [n for n, unit in enumerate(pins) if not unit <= whole]
+        if not missing:
+            return
+        _hold(missing == list(range(len(missing))), "12 the oldest pin gives way first", pins, rows)
+        need = self.needed() + 60
+        for r in itertools.chain.from_iterable(pinned):
+            need += max(r.tokens, r.frozen) + STAND_IN_TOKENS * len(r.tool_calls or [])
+        _hold(need > int(budget / self.token_scale), "12 pins that fit stay", need, budget, pins, rows)
 
     def _check_line(self, w: Mapping[str, Any], line: Line | None) -> None:
         _hold(line is not None, "a line of this chat", w)

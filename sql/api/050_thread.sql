@@ -141,9 +141,10 @@ begin
             where a.role = 'assistant' and a.seq < r.seq
                 and a.tool_calls @> jsonb_build_array(jsonb_build_object('id', r.tool_call_id)));
     end if;
+    -- a result does not find its call across a line
+    select array_agg(m.seq) into v_lines
+    from pycontext.message m where m.chat_id = _source_rows.chat_id and m.line_no > 0 and m.gone_act is null;
     if v_ids is not null then
-        select array_agg(m.seq) into v_lines
-        from pycontext.message m where m.chat_id = _source_rows.chat_id and m.line_no > 0 and m.gone_act is null;
         if v_edge > v_rows[1].seq then
             v_edge := v_rows[1].seq;
         end if;
@@ -257,17 +258,38 @@ begin
         select 1, r.* from pycontext._stored_row r
         where r.chat_id = _thread_rows.chat_id and r.message_id = _thread_rows.message_id and r.line_no = 0
             and r.gone_act is null;
+    elsif as_of_act is not null and newest_first then
+        return query
+        select 1, r.* from pycontext._stored_row r
+        where r.chat_id = _thread_rows.chat_id and r.seq between from_seq[1] and to_seq[1] and r.line_no = 0
+            and r.at_act <= as_of_act and (r.gone_act is null or r.gone_act > as_of_act)
+        order by r.seq desc, r.line_no desc
+        limit max_rows;
+    elsif as_of_act is not null and min_start is not null then
+        return query
+        select 1, r.* from pycontext._stored_row r
+        where r.chat_id = _thread_rows.chat_id and r.seq between from_seq[1] and to_seq[1] and r.line_no = 0
+            and r.at_act <= as_of_act and (r.gone_act is null or r.gone_act > as_of_act) and r.seq = r.unit_seq
+        order by r.seq, r.line_no
+        limit max_rows;
     elsif as_of_act is not null then
-        -- a range of one seq is that row, whatever its unit
         for i in 1 .. cardinality(from_seq) loop
             return query
             select i, r.* from pycontext._stored_row r
             where r.chat_id = _thread_rows.chat_id and r.seq between from_seq[i] and to_seq[i] and r.line_no = 0
-                and (r.unit_seq >= from_seq[i] or from_seq[i] = to_seq[i]) and r.at_act <= as_of_act
+                and r.unit_seq >= from_seq[i] and r.at_act <= as_of_act
                 and (r.gone_act is null or r.gone_act > as_of_act)
-                and (min_start is null or r.seq = r.unit_seq)
-            order by case when newest_first then -r.seq else r.seq end
-            limit max_rows;
+            union all
+            -- results that came after the range, live and set aside since: found by unit, not by seq
+            select i, r.* from pycontext._stored_row r
+            where r.chat_id = _thread_rows.chat_id and r.unit_seq between from_seq[i] and to_seq[i]
+                and (r.seq > to_seq[i]) is true
+                and r.line_no = 0 and r.gone_act is null and r.at_act <= as_of_act
+            union all
+            select i, r.* from pycontext._stored_row r
+            where r.chat_id = _thread_rows.chat_id and r.unit_seq between from_seq[i] and to_seq[i]
+                and (r.seq > to_seq[i]) is true
+                and r.line_no = 0 and r.gone_act is not null and r.gone_act > as_of_act and r.at_act <= as_of_act;
         end loop;
     elsif min_start is not null then
         return query
@@ -310,6 +332,6 @@ as $$
     select exists (
         select from pycontext._thread_rows(_is_superseded.chat_id, null, array[_is_superseded.unit_seq], array[hi_seq],
             coalesce(act, 9223372036854775806)) r
-        where r.unit_seq = _is_superseded.unit_seq and r.seq > _is_superseded.seq and r.role = 'tool'
+        where r.unit_seq = _is_superseded.unit_seq and r.seq > _is_superseded.seq and r.seq <= hi_seq and r.role = 'tool'
             and r.tool_call_id = _is_superseded.tool_call_id)
 $$;

@@ -108,7 +108,7 @@ declare
 begin
     select r.seq, r.message_id, r.unit_seq, r.is_user, r.running_total, r.running_stub, r.frozen_tokens, r.stub_tokens, r.after_user
     into p
-    from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act) r;
+    from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act, 1, true) r;
     return p;
 end
 $$;
@@ -193,6 +193,7 @@ begin
         from pycontext._thread_rows(s.chat_id, s.source, array[head_from],
             array[case when s.source is null then least(head_from + 200, s.hi_seq) else s.hi_seq end],
             s.act_arg, case when s.source is not null then 200 end) r
+        where r.seq <= s.hi_seq
         window w as (order by r.unit_seq, r.seq)) h
     where h.is_last and h.users = 1 and (h.total <= s.head_tokens or h.seq = head_from);
 end
@@ -208,6 +209,17 @@ begin
         format('chat_id is %L, message_id is %L', chat_id, message_id),
         'see: select seq, message_id from pycontext.thread(chat_id)');
 end
+$$;
+
+-- Where a marker ends: the newest row before a border that is not shown; before its start where it would mark nothing.
+create or replace function pycontext._marker_end(s pycontext._window_state, from_seq bigint, border_seq bigint, shown bigint[])
+returns bigint
+language sql stable
+as $$
+    select coalesce(max(r.seq), from_seq - 1)
+    from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[border_seq - 1], s.act_arg,
+        cardinality(shown) + 1, true) r
+    where (r.seq = any (shown)) is not true
 $$;
 
 -- The figures of a chat as they stand now, or stood at message as_of: what every read starts from.
@@ -287,8 +299,11 @@ begin
             from pycontext.act a where a.chat_id = c.chat_id and a.at_seq < s.hi_seq;
         end if;
         select max(r.seq) into s.turn_seq
-        from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[s.hi_seq], null, 1, true,
-            users_only => true) r where r.is_user;
+        from pycontext._thread_rows(c.chat_id, c.source, array[coalesce((
+            select max(x.seq) + 1 from pycontext.message x
+            where x.chat_id = c.chat_id and x.line_no > 0 and x.origin = 'reset' and x.at_act <= s.hi_act
+                and x.seq <= s.hi_seq), pycontext._origin(c.source))], array[s.hi_seq], null, 1, true, users_only => true) r
+        where r.is_user;
     elsif as_of is not null then
         select t.seq, t.line_no, t.at_act, t.running_total, t.running_stub, t.read_budget, t.is_user, t.after_user into m
         from pycontext.message t where t.chat_id = c.chat_id and t.message_id = as_of;
@@ -468,15 +483,20 @@ declare
 begin
     s.mode := 'full';
     if s.pins > 0 then
-        -- those that no range of the window shows in place
-        select array_agg(row(t.seq, t.message_id, t.unit_seq, t.to_seq, t.at_act, t.tokens)::pycontext._pin_row),
+        -- apart: those that no range of the window shows in place
+        select array_agg(row(t.seq, t.message_id, t.unit_seq, t.to_seq, t.at_act, t.tokens)::pycontext._pin_row)
+                filter (where (t.unit_seq between s.head_from and s.head_to) is not true
+                    and t.unit_seq is distinct from s.request_seq),
             array_agg(t.unit_seq)
         into v_pins, s.pin_units
         from pycontext._live_pins(s.chat_id, s.act_arg) t
-        where t.seq <= s.hi_seq and (t.unit_seq between s.head_from and s.head_to) is not true
-            and t.unit_seq is distinct from s.request_seq;
+        where t.seq <= s.hi_seq;
         s := pycontext._with_pins(s, v_pins, s.lo_seq + 1);
         v_avail := v_avail - s.pin_tokens;
+        if s.is_head_cut and s.head_from = any (s.pin_units) then
+            s.is_head_cut := false;
+            v_avail := v_avail + s.head_frozen - (pycontext._row_at(s, s.head_from)).frozen_tokens;
+        end if;
     end if;
     if s.prune_unit is null and s.total_hi - s.total_base <= v_avail then
         return s;
@@ -502,7 +522,7 @@ begin
                     s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
                     v_total := s.total_base;
                 else
-                    s.marker_from := s.lo_seq + 1;  -- too much of it: left out, so the marker starts there
+                    s.marker_from := (pycontext._first_unit(s, s.lo_seq + 1)).unit_seq;  -- too much of it: left out, so the marker starts there
                     v_before := v_total - s.total_base;
                 end if;
                 v_row := pycontext._row_at(s, s.head_to);
@@ -519,7 +539,9 @@ begin
                 s.floor_seq := greatest(s.floor_seq, s.head_to + 1);
             end if;
             s.lo_seq := s.head_to;
-            v_head_cut := greatest(s.head_frozen - s.head_tokens, 0);
+            if (s.head_from = any (s.pin_units)) is not true then
+                v_head_cut := greatest(s.head_frozen - s.head_tokens, 0);
+            end if;
             v_avail := v_avail - s.head_frozen + v_head_cut;
         else
             s.head_from := null;
@@ -546,12 +568,14 @@ begin
                 return s;
             end if;
         else
-            v_request := pycontext._row_at(s, s.prune_request);
+            if s.prune_request > s.lo_seq then
+                v_request := pycontext._row_at(s, s.prune_request);
+            end if;
             if s.prune_stub - s.stub_base + s.total_hi - s.prune_total + pycontext._pinned_between(v_pins, s.lo_seq, s.prune_unit)
                 + coalesce(v_request.frozen_tokens - v_request.stub_tokens, v_head_cut) <= v_avail then
                 s.mode := 'prune';
                 s.first_unit := s.prune_unit;
-                s.border_request := s.prune_request;
+                s.border_request := v_request.seq;  -- null: it is in the head
                 s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
                 return s;
             end if;
@@ -643,14 +667,15 @@ begin
         v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
         if v_cost + coalesce(v_request.frozen_tokens, v_head_cut) <= v_avail or b.unit_seq = v_tail.unit_seq then
             s.first_unit := b.unit_seq;
-            s.marker_from := coalesce(s.marker_from, s.lo_seq + 1);
-            s.marker_to := b.unit_seq - 1;
+            s.marker_from := coalesce(s.marker_from, (pycontext._first_unit(s, s.lo_seq + 1)).unit_seq);
             s.marker_tokens := b.start_total - s.total_base + v_before;
             s.border_request := v_request.seq;
             -- it is shown, right after the marker
-            s.marker_tokens := s.marker_tokens - coalesce(v_request.frozen_tokens, 0);
-            if v_request.seq = s.marker_to then
-                s.marker_to := s.marker_to - 1;
+            s.marker_tokens := greatest(s.marker_tokens - coalesce(v_request.frozen_tokens, 0), 0);
+            s.marker_to := pycontext._marker_end(s, s.marker_from, s.first_unit,
+                array_append(s.pin_units, v_request.seq));
+            if s.marker_to between s.head_from and s.head_to then
+                s.marker_to := pycontext._marker_end(s, s.marker_from, s.head_from, s.pin_units);
             end if;
             if v_pins is not null then
                 s := pycontext._with_pins(s, v_pins, s.first_unit);
@@ -662,12 +687,14 @@ begin
                 return s;
             end if;
         end if;
-        exit when b.unit_seq = v_tail.unit_seq;
+        exit when b.unit_seq is not distinct from v_tail.unit_seq;
         v_total := v_total + ceil(v_grid);
     end loop;
     s.mode := 'shorten';
-    s.marker_to := s.first_unit - 1;
-    s.marker_tokens := b.start_total - s.total_base + v_before;
+    if b.unit_seq is null then
+        s.first_unit := s.hi_seq + 1;  -- no unit begins after the head
+    end if;
+    s.marker_tokens := coalesce(b.start_total, s.total_hi) - s.total_base + v_before;
     return s;
 end
 $$;

@@ -260,19 +260,19 @@ language sql stable
 as $$
     select r.*
     from unnest(s.straddles) q
-    cross join lateral pycontext._thread_rows(s.chat_id, null, array[greatest(lower(q) - 1, s.lo_seq + 1)],
+    cross join lateral pycontext._thread_rows(s.chat_id, null, array[greatest(lower(q) - 1, least(s.marker_from, s.lo_seq + 1))],
         array[first_unit - 1], s.act_arg) r
-    where q @> first_unit and r.seq > first_unit and r.seq <= s.hi_seq and (r.superseded_seq is null
+    where q @> first_unit and r.seq > first_unit and (r.unit_seq between s.head_from and s.head_to) is not true and r.seq <= s.hi_seq and (r.superseded_seq is null
         or not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, s.act_arg, s.hi_seq))
 $$;
 
--- What a row may be cut down to at a step: 1 results and images, 2 call arguments too, 3 other text too.
-create or replace function pycontext._floor_of(r pycontext._thread_row, step integer)
+-- What a row may be cut down to at a step: 1 results and images, 2 call arguments too, 3 other text too; pins never.
+create or replace function pycontext._floor_of(r pycontext._thread_row, step integer, pin_units bigint[])
 returns integer
 language sql immutable parallel safe
 as $$
     select least(r.tokens, case
-        when r.line_no > 0 then r.tokens
+        when r.line_no > 0 or r.unit_seq = any (pin_units) then r.tokens
         when step >= 2 and r.calls > 0 then 60 + 60 * r.calls
         when r.calls > 0 and (step < 3 or r.images = 0) then r.tokens
         when r.role = 'tool' or r.images > 0 or step = 3 then 40 + length(coalesce(r.name, '')) / 2
@@ -309,6 +309,7 @@ declare
     v_cap integer;
     v_level integer := 0;
     v_step integer;
+    v_unit bigint;
 begin
     s.is_exact := s.act_arg is null and s.is_exact;  -- cuts depend on counts, which get better with time
     -- the newest real user message, verbatim whatever happens
@@ -324,6 +325,11 @@ begin
     end if;
     select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_rows
     from pycontext._closed_rows(s, array[s.first_unit], array[s.hi_seq], null) t;
+    -- rows that were set aside leave gaps: the first unit is one that is there
+    select coalesce(min(t.unit_seq), v_first) into v_first from unnest(v_rows) t;
+    if v_from >= s.first_unit then
+        v_from := v_first;
+    end if;
     if s.head_to is not null then
         select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_head
         from pycontext._closed_rows(s, array[s.head_from], array[s.head_to], null) t;
@@ -353,7 +359,7 @@ begin
             v_cap := pycontext._cap(
                 array(select t.tokens from unnest(v_rows) t where t.unit_seq >= v_first and t.seq is distinct from v_request.seq
                     order by t.unit_seq, t.seq, t.line_no),
-                array(select pycontext._floor_of(t, v_step) from unnest(v_rows) t
+                array(select pycontext._floor_of(t, v_step, s.pin_units) from unnest(v_rows) t
                     where t.unit_seq >= v_first and t.seq is distinct from v_request.seq
                     order by t.unit_seq, t.seq, t.line_no),
                 v_room - v_slack - case when v_request.unit_seq >= v_first then v_request.tokens else 0 end);
@@ -363,8 +369,8 @@ begin
                 continue;
             end if;
             v_cut := array(
-                select case when t.seq = v_request.seq or pycontext._floor_of(t, v_step) = t.tokens then t
-                    else pycontext._shorten_row(t, greatest(v_cap, pycontext._floor_of(t, v_step)), s.image_tokens) end
+                select case when t.seq = v_request.seq or pycontext._floor_of(t, v_step, s.pin_units) = t.tokens then t
+                    else pycontext._shorten_row(t, greatest(v_cap, pycontext._floor_of(t, v_step, s.pin_units)), s.image_tokens) end
                 from unnest(v_rows) t where t.unit_seq >= v_first order by t.unit_seq, t.seq, t.line_no);
             select coalesce(sum(t.tokens), 0) into v_sum from unnest(v_cut) t;
             exit levels when v_sum <= v_room;
@@ -373,7 +379,10 @@ begin
 
         v_level := v_level + 1;
         if v_level = 1 then
-            if v_head is not null then
+            -- what is pinned of the head stays whole
+            v_pins := v_pins || array(select t from unnest(v_head) t where t.unit_seq = any (s.pin_units));
+            v_head := array(select t from unnest(v_head) t where (t.unit_seq = any (s.pin_units)) is not true);
+            if v_head <> '{}' then
                 v_head := array(
                     select case when t.seq = v_request.seq or t.line_no > 0 then t
                         else pycontext._shorten_row(t, v_eighth / cardinality(v_head), s.image_tokens) end
@@ -385,8 +394,9 @@ begin
                     pycontext._line_text(s.line_origin, s.line_covers_from, s.line_seq, v_line));
             end if;
         elsif v_level = 2 then
-            if v_head is not null then
-                v_from := least(v_from, s.head_from);
+            if v_head <> '{}' then
+                v_from := least(v_from, (select min(t.seq) from unnest(v_head) t where t.line_no = 0));
+                v_tokens := v_tokens + coalesce(s.head_frozen, 0);
             end if;
             v_head := null;
         elsif v_level = 3 then
@@ -396,15 +406,19 @@ begin
                 v_line_tokens := 0;
             end if;
         elsif exists (select from unnest(v_rows) t where t.unit_seq >= v_first) then
+            v_from := coalesce(v_from, v_first);
             select v_tokens + sum(t.tokens) into v_tokens from unnest(v_rows) t where t.unit_seq = v_first;
+            if v_first <> coalesce(v_request.unit_seq, 0) then
+                v_pins := v_pins || array(
+                    select t from unnest(v_rows) t where t.unit_seq = v_first and t.unit_seq = any (s.pin_units));
+            end if;
             select coalesce(min(t.unit_seq), s.hi_seq + 1) into v_first from unnest(v_rows) t where t.unit_seq > v_first;
-            v_from := coalesce(v_from, s.lo_seq + 1);
-        elsif v_pins is not null then
+        elsif v_pins <> '{}' then
             -- the oldest pin gives way first
-            v_from := least(v_from, v_pins[1].unit_seq);
-            v_tokens := v_tokens + (select sum(t.tokens) from unnest(v_pins) t where t.unit_seq = v_pins[1].unit_seq);
-            select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins
-            from unnest(v_pins) t where t.unit_seq <> v_pins[1].unit_seq;
+            select t.unit_seq into v_unit from unnest(v_pins) t order by array_position(s.pin_units, t.unit_seq) limit 1;
+            v_from := least(v_from, v_unit);
+            v_tokens := v_tokens + (select sum(t.tokens) from unnest(v_pins) t where t.unit_seq = v_unit);
+            v_pins := array(select t from unnest(v_pins) t where t.unit_seq <> v_unit);
         else
             v_from := v_first;  -- not even a marker fits
             v_line := null;
@@ -426,7 +440,7 @@ begin
         w := pycontext._window_row(w.ordinal + 1, 'head', r, s.is_exact);
         return next w;
     end loop;
-    foreach r in array coalesce(v_pins, '{}') loop
+    for r in select t.* from unnest(v_pins) t order by t.unit_seq, t.seq, t.line_no loop
         w := pycontext._window_row(w.ordinal + 1, 'pinned', r, s.is_exact);
         return next w;
     end loop;
@@ -434,18 +448,20 @@ begin
         w := pycontext._line_row(w.ordinal + 1, s, v_line, v_line_tokens);
         return next w;
     end if;
-    if v_from < v_first and (v_from = v_first - 1 and v_from = v_request.seq) is not true then
+    v_unit := pycontext._marker_end(s, v_from, v_first, array(select t.seq from unnest(v_head || v_pins) t) || v_request.seq);
+    if v_from <= v_unit then
         if s.source is null then
             -- all of the range, but for what is shown of it
             v_tokens := coalesce((pycontext._first_unit(s, v_first)).start_total, s.total_hi)
                 - (select t.running_total - t.frozen_tokens from pycontext._row_at(s, v_from) t)
-                - (select coalesce(sum(t.frozen_tokens), 0) from unnest(v_head || v_pins) t where t.seq between v_from and v_first - 1);
+                - (select coalesce(sum(t.frozen_tokens), 0) from unnest(v_head || v_pins) t
+                    where t.seq between v_from and v_first - 1);
         end if;
-        w := pycontext._marker_row(w.ordinal + 1, v_from,
-            case when v_request.seq = v_first - 1 then v_first - 2 else v_first - 1 end,
-            v_tokens - case when v_request.seq between v_from and v_first - 1 and not exists (
-                select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then v_request.frozen_tokens else 0 end,
-            s.source is not null, s.is_exact);
+        if v_request.seq between v_from and v_first - 1 and not exists (
+            select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
+            v_tokens := v_tokens - v_request.frozen_tokens;
+        end if;
+        w := pycontext._marker_row(w.ordinal + 1, v_from, v_unit, greatest(v_tokens, 0), s.source is not null, s.is_exact);
         return next w;
     end if;
     if s.straddles @> v_first and v_from < v_first then
@@ -652,7 +668,6 @@ begin
         from pycontext._closed_section_rows(s, v_sections, v_from, v_to, v_pruned, v_extra, v_place) r;
         if v_tokens + 3 > s.token_budget then
             s.first_unit := v_first;
-            s.marker_to := v_first - 1;
             s.marker_tokens := s.marker_tokens
                 + coalesce((select r.frozen_tokens from pycontext._row_at(s, s.border_request) r), 0);
             return query select * from pycontext._shortened_window(s);

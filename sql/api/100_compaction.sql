@@ -403,7 +403,7 @@ begin
         into v_after
         from pycontext._thread_rows(c.chat_id, null, array[c.line_seq + 1], array[c.last_seq]) x;
         c.live_tokens := v_after.live;
-        c.excess_tokens := v_after.excess;
+        c.excess_tokens := v_after.excess + pycontext._kept_excess(c.chat_id, c.line_seq, c.line_no);
         c.straddles := c.straddles * int8multirange(int8range(c.line_seq + 1, null));
     end if;
     if origin = 'reset' then

@@ -62,6 +62,20 @@ begin
 end
 $$;
 
+-- How far the counts of what a line keeps in sight, head and request, are above what the line holds for them.
+create or replace function pycontext._kept_excess(chat_id text, line_seq bigint, line_no smallint)
+returns bigint
+language sql stable
+as $$
+    select coalesce(sum(greatest(r.tokens - r.frozen_tokens, 0)), 0)::bigint
+    from pycontext.message l
+    cross join lateral pycontext._thread_rows(l.chat_id, null, array[l.head_from, l.request_seq], array[l.head_to, l.request_seq]) r
+    where l.chat_id = _kept_excess.chat_id and l.seq = _kept_excess.line_seq and l.line_no = _kept_excess.line_no
+$$;
+
+comment on function pycontext._kept_excess(text, bigint, smallint) is
+    'Private. How far counts of a line''s head and request are above what the line holds for them.';
+
 -- Stores exact counts: [{"seq": …, "line_no": …, "tokens": …}]; seq 0 is the system prompt. Once per message and
 -- encoding. Returns how many were new.
 create or replace function pycontext.cache_token_counts(chat_id text, encoding text, counts jsonb)
@@ -104,9 +118,11 @@ begin
         )
         select count(*)::integer as rows,
             coalesce(sum(d.tokens - d.frozen_tokens) filter (where d.line_no = 0 and d.seq > coalesce(c.line_seq, 0)), 0) as live,
-            coalesce(sum(greatest(d.tokens - d.frozen_tokens, 0))
-                filter (where d.line_no = 0 and d.seq > coalesce(c.line_seq, 0)), 0) as excess
-        into t from done d;
+            coalesce(sum(greatest(d.tokens - d.frozen_tokens, 0)) filter (where d.line_no = 0 and (
+                d.seq > coalesce(c.line_seq, 0) or d.seq between l.head_from and l.head_to or d.seq = l.request_seq)), 0) as excess
+        into t
+        from done d
+        left join pycontext.message l on l.chat_id = c.chat_id and l.seq = c.line_seq and l.line_no = c.line_no;
         v_rows := t.rows;
         update pycontext.chat x
         set live_tokens = x.live_tokens + t.live, excess_tokens = x.excess_tokens + t.excess

@@ -240,7 +240,7 @@ begin
                 order by r.seq rows between unbounded preceding and 1 preceding) as before_unit
             from pycontext._thread_rows(c.chat_id, null, array[coalesce(c.line_seq, 0) + 1], array[c.last_seq]) r) p;
         c.live_tokens := f.live;
-        c.excess_tokens := f.excess;
+        c.excess_tokens := f.excess + pycontext._kept_excess(c.chat_id, c.line_seq, c.line_no);
         c.straddles := f.straddles;
         -- calls before the line can't be answered any more, and stay as they are
         c.open_calls := coalesce((

@@ -560,6 +560,7 @@ begin
             ('_marker_cost', 'Tokens of those words.'),
             ('_grid_budget', 'The budget that grids of borders are parts of.'),
             ('_late_rows', 'Results that came late, of units that are left out.'),
+            ('_marker_end', 'The newest row that a marker before a border names.'),
             ('_rendered_rows', 'Rows of whole units as they are sent, verbatim or pruned.'),
             ('_shorten_text', 'A text cut to about so many tokens, with what is missing and its #seq.'),
             ('_shorten_json', 'A JSON value with its long strings cut.'),

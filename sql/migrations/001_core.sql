@@ -144,6 +144,7 @@ create table pycontext.message (
     constraint message_origin_ck check ((kind = 'summary') = (origin is not null) and origin in ('compaction', 'reset'))
 );
 create index message_unit_ix on pycontext.message (chat_id, unit_seq, seq, line_no) where gone_act is null;
+create index message_gone_ix on pycontext.message (chat_id, unit_seq, seq) where gone_act is not null;
 create index message_line_ix on pycontext.message (chat_id, seq, line_no) where line_no > 0;
 create index message_uncounted_ix on pycontext.message (chat_id, seq) where encoding is null;
 

@@ -42,7 +42,7 @@ class Session:
         self.budgets = budgets
         self.forms = machine.forms()
         self.last: list[dict[str, Any]] = []
-        self.before: dict[int, tuple[int, list[Any], int | None]] = {}
+        self.before: dict[int, tuple[tuple[int, int], list[Any], int | None]] = {}
 
     def check(self, budget: int, *, forms: bool) -> None:
         """Every promise that one read can be held to."""
@@ -68,7 +68,7 @@ class Session:
             validators.anthropic(machine.messages("anthropic_messages", budget))
             if "responses_input" in self.forms:
                 validators.openai_responses(machine.messages("responses_input", budget))
-        self.prefix(budget, messages, state["act_no"], full)
+        self.prefix(budget, messages, (machine.epoch, state["act_no"]), full)
 
     def recount(self, window: list[dict[str, Any]], budget: int) -> None:
         """Counted rows say what the tokenizer says; the whole fits by its count."""
@@ -106,7 +106,7 @@ class Session:
             total += 1 + count(w["name"])
         return total
 
-    def prefix(self, budget: int, messages: list[Any], act_no: int, full: bool) -> None:
+    def prefix(self, budget: int, messages: list[Any], act_no: tuple[int, int], full: bool) -> None:
         """Promise 7, where both reads hold everything and no act lies between them."""
         if messages[-1] == {"role": "user", "content": "(continue)"}:
             messages = messages[:-1]

@@ -502,3 +502,52 @@ def test_a_window_read_twice_is_the_same(begin: Begin) -> None:
     )
     first = chat.window(700)
     assert all(chat.window(700) == first for _ in range(20))
+
+
+# --- acts ---
+
+
+def test_pins_in_the_tail_and_the_head_stay_whole_while_others_are_cut(begin: Begin) -> None:
+    chat = begin(user("first " * 60), says("kept " * 60), profile="small-8k")
+    chat.append(user("u2"), says("pinned " * 60), *[says(f"long {n} " * 300) for n in range(4)], user("go"))
+    for row in (chat.thread.rows[1], chat.thread.rows[3]):
+        chat.conn.execute("select pycontext.pin_message(%s, %s)", (chat.chat_id, row.message_id))
+        chat.thread.pins.append(row.seq)
+    for budget in (300, 500, 900, 2000):
+        contents = [m["content"] for m in held(chat, budget)]
+        assert "kept " * 60 in contents
+        assert "pinned " * 60 in contents
+
+
+def test_a_compaction_after_a_reset_brings_no_request_back_from_before_it(begin: Begin) -> None:
+    chat = begin(user("the secret plan " * 20), says("noted"))
+    chat.conn.execute("select pycontext.start_over(%s)", (chat.chat_id,))
+    chat.append(*[says(f"thinking aloud {n} " * 80) for n in range(12)])
+    plan = chat.rows("select after_message_id from pycontext.compaction_plan(%s, 2000)", chat.chat_id)[0]
+    summary = json.dumps({"resolved": ["thought aloud"]})
+    chat.conn.execute(
+        "select pycontext.put_summary(%s, %s, %s)", (chat.chat_id, plan["after_message_id"], summary)
+    )
+    for budget in (100, 200, 400, 1500, 20000):
+        assert "secret" not in json.dumps(chat.messages("openai_messages", budget))
+
+
+def test_a_pinned_unit_is_replayed_whole(begin: Begin) -> None:
+    chat = begin(user("u1"), says("a1"), user("look"), calls("A"), result("A", "found it"), says("there"))
+    chat.conn.execute("select pycontext.pin_message(%s, %s)", (chat.chat_id, chat.thread.rows[3].message_id))
+    chat.append(
+        *[m for n in range(8) for m in (user(f"u{n} " * 200), says(f"a{n} " * 200))], user("and now?")
+    )
+    name = chat.thread.rows[-1].message_id
+    before = chat.messages("openai_messages", 2000)
+    assert ("tool", "A", "found it") in shape(before)
+    chat.append(says("well " * 50))
+    assert chat.messages("openai_messages", 2000, name) == before
+
+
+def test_a_count_above_the_estimate_of_the_head_is_made_room_for(begin: Begin) -> None:
+    chat = begin(user("注文はどこですか。カタカナも。" * 32), says("word " * 3000), user("ok"))
+    chat.play(Compact(2000))
+    chat.play(Count(1000))
+    for budget in range(430, 540, 5):
+        held(chat, budget)
