@@ -262,7 +262,7 @@ as $$
     from unnest(s.straddles) q
     cross join lateral pycontext._thread_rows(s.chat_id, null, array[greatest(lower(q) - 1, least(s.marker_from, s.lo_seq + 1))],
         array[first_unit - 1], s.act_arg) r
-    where q @> first_unit and r.seq > first_unit and (r.unit_seq between s.head_from and s.head_to) is not true and r.seq <= s.hi_seq and (r.superseded_seq is null
+    where q @> first_unit and r.seq > first_unit and r.seq <= s.hi_seq and (r.superseded_seq is null
         or not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, s.act_arg, s.hi_seq))
 $$;
 
@@ -407,10 +407,10 @@ begin
             end if;
         elsif exists (select from unnest(v_rows) t where t.unit_seq >= v_first) then
             v_from := coalesce(v_from, v_first);
-            select v_tokens + sum(t.tokens) into v_tokens from unnest(v_rows) t where t.unit_seq = v_first;
-            if v_first <> coalesce(v_request.unit_seq, 0) then
-                v_pins := v_pins || array(
-                    select t from unnest(v_rows) t where t.unit_seq = v_first and t.unit_seq = any (s.pin_units));
+            if v_first = any (s.pin_units) and v_first is distinct from v_request.unit_seq then
+                v_pins := v_pins || array(select t from unnest(v_rows) t where t.unit_seq = v_first);
+            else
+                select v_tokens + sum(t.tokens) into v_tokens from unnest(v_rows) t where t.unit_seq = v_first;
             end if;
             select coalesce(min(t.unit_seq), s.hi_seq + 1) into v_first from unnest(v_rows) t where t.unit_seq > v_first;
         elsif v_pins <> '{}' then
@@ -465,7 +465,11 @@ begin
         return next w;
     end if;
     if s.straddles @> v_first and v_from < v_first then
-        for r in select t.* from pycontext._late_rows(s, v_first) t order by t.seq loop
+        for r in
+            select t.* from pycontext._late_rows(s, v_first) t
+            where not exists (select from unnest(v_head || v_pins) k where k.unit_seq = t.unit_seq)
+            order by t.seq
+        loop
             w := pycontext._marker_row(w.ordinal + 1, r.seq, r.seq, r.frozen_tokens, false, s.is_exact);
             return next w;
         end loop;
@@ -641,7 +645,8 @@ begin
         s.has_open := true;
         v_extra := v_extra || array(
             select pycontext._marker_row(null, r.seq, r.seq, r.frozen_tokens, false, s.is_exact)
-            from pycontext._late_rows(s, s.first_unit) r order by r.seq);
+            from pycontext._late_rows(s, s.first_unit) r
+            where (r.unit_seq between s.head_from and s.head_to or r.unit_seq = any (s.pin_units)) is not true order by r.seq);
         v_place := v_place || array_fill(cardinality(v_from), array[cardinality(v_extra) - cardinality(v_place)]);
     end if;
     if s.mode = 'omit' and s.border_request is not null then
