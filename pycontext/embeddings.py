@@ -117,12 +117,14 @@ class OpenAIEmbedder:
         body = {"input_type": self._input_types[0 if is_query else 1]} if self._input_types else None
         try:
             with self._client.asking() as client:
-                answer = client.embeddings.create(
+                # whoever asks a question waits: once, for as long as he may
+                tries = 1 if is_query else 1 + self._retries
+                answer = client.with_options(max_retries=tries - 1).embeddings.create(
                     model=self.model,
                     input=[prefix + text for text in texts],
                     encoding_format="float",
                     extra_body=body,
-                    timeout=min(seconds / (1 + self._retries), self._client.timeout),
+                    timeout=min(seconds / tries, self._client.timeout),
                 )
                 rows = sorted(answer.data, key=lambda row: row.index)
                 found = [[float(x) for x in row.embedding] for row in rows]

