@@ -55,10 +55,10 @@ def conversations(data: Path, rows: int) -> Iterator[tuple[str, list[dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[3] / "shared" / "data")
-    parser.add_argument("--messages", type=int, default=24, help="of each conversation")
+    parser.add_argument("--messages", type=int, default=40, help="of each conversation")
     parser.add_argument("--seconds", type=float, default=1800, help="no new conversation is begun after that")
-    parser.add_argument("--window", type=int, default=4000, help="tokens the summarizer may use")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--window", type=int, default=3000, help="the summarizer's, in tokens")
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     if not has_model():
         sys.exit(MISSING)
@@ -77,7 +77,9 @@ def main() -> None:
         with psycopg.connect(server.get_uri(), autocommit=True) as conn:
             install(conn)
         with model_server(threads=arguments.threads) as url:
-            model = OpenAISummarizer(NAME, base_url=url, window_tokens=arguments.window, timeout=600, max_retries=0)
+            model = OpenAISummarizer(
+                NAME, base_url=url, window_tokens=arguments.window, timeout=600, max_retries=0
+            )
             with pycontext.connect(server.get_uri(), summarizer=model) as db:
                 for name, messages in conversations(arguments.data, arguments.messages):
                     if time.monotonic() - started > arguments.seconds:

@@ -114,17 +114,17 @@ def test_a_fault_is_no_answer_and_recall_goes_by_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tell(database)
-    faults = fault if isinstance(fault, tuple) else (fault,)
-    server.script(*faults)
+    server.script(fault)
     started = time.monotonic()
     rows = database.recall("b", "boat")
     assert time.monotonic() - started < 6
     assert [row.content for row in rows] == ["the boat leaks"]
     assert reason in caplog.text
     assert "boat" not in caplog.text, "the log holds no content"
-    server.script(*faults)
+    server.script(fault, fault)  # messages are tried again, a question is not
     with pytest.raises(EmbedderFailed):
         database.embed("a")
+    server.clear()
     assert database.embed("a") == 4, "and the next time it goes on"
 
 
