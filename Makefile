@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long eval eval-recall eval-models bench lint psql clean
+.PHONY: help install demo test test-long eval eval-recall eval-models bench mutate lint psql clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ eval-models: $(STAMP) ## real conversations summarized by a real small model: ho
 
 bench: $(STAMP) ## how fast: the table of tests/README.md, with a chat of a million messages (ARGS=--quick)
 	$(BIN)/python tests/bench/bench.py $(ARGS)
+
+mutate: $(STAMP) ## break one rule of the SQL at a time and see which test notices (ARGS="-k pins")
+	nice $(BIN)/python tests/bench/mutate.py $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .

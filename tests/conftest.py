@@ -78,6 +78,8 @@ def server15() -> Iterator[TestServer]:
 def _install(*, host: str, port: int, user: str, dbname: str, **_: Any) -> None:
     with psycopg.connect(host=host, port=port, user=user, dbname=dbname, autocommit=True) as conn:
         install.install(conn)
+        if broken := os.environ.get("PYCONTEXT_BROKEN_SQL"):  # see bench/mutate.py
+            conn.execute(Path(broken).read_bytes())
 
 
 template18 = factories.postgresql_noproc(depends_on="server18", dbname="pycontext", load=[_install])

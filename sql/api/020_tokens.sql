@@ -22,7 +22,7 @@ declare
     v_class constant text[] := array[
         '[\u0430-\u044f\u0451]+', '[\u0401\u0410-\u042f]+', '[\u0400-\u052f]+', '[\u00e0-\u00ff]+',
         '[\u00c0-\u024f]+', '[\u0600-\u06ff]+', '[\u0531-\u0587\u05d0-\u05ea]+', '[\u0386-\u03ce]+'];
-    v_weight constant integer[] := array[29, 160, 148, 110, 182, 55, 50, 47];
+    v_weight constant integer[] := array[32, 160, 148, 110, 182, 55, 50, 47];
     v_before integer := length(chars);
     v_after integer;
 begin

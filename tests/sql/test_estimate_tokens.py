@@ -97,7 +97,7 @@ def test_safe_and_close_on_real_messages(db: Connection, shared_data: Path) -> N
     for row in rows:
         assert row.texts > 100
         assert row.under <= 0.01, row
-        assert row.over < 0.30, row
+        assert row.over < 0.35, row
         assert row.worst > 0.8, row
         # One short Russian message (place names, 20 tokens) misses 2 tokens + 10%, by one.
         assert row.short_slack >= -1, row
@@ -107,8 +107,8 @@ def test_safe_and_close_on_real_messages(db: Connection, shared_data: Path) -> N
 def test_safe_on_real_messages_the_weights_never_saw(db: Connection, shared_data: Path) -> None:
     kept = [sample for sample in bench.real(shared_data) if bench.is_held_out(sample[1])]
     for row in bench.measure(db, kept):
-        assert row.under * row.texts <= max(1, 0.01 * row.texts), row
-        assert row.over < 0.30, row
+        assert row.under <= 0.01, row
+        assert row.over < 0.35, row
 
 
 MILLION = 1_000_000
