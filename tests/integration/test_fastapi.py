@@ -111,13 +111,24 @@ def talk(url: str, chat: str, tab: int, turns: int, seen: Seen, retries: float) 
 
 def post(url: str, chat: str, message: dict[str, Any]) -> str:
     """Send a message and read its reply to the end."""
+    status, text = send(url, chat, message)
+    assert status == 200, text
+    return text
+
+
+def ask(url: str, chat: str, message: dict[str, Any]) -> tuple[int, Any]:
+    """Send a message that is refused: the status, and what is told."""
+    status, text = send(url, chat, message)
+    return status, json.loads(text)
+
+
+def send(url: str, chat: str, message: dict[str, Any]) -> tuple[int, str]:
     link = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     link.request("POST", f"/chats/{chat}/messages", json.dumps(message), {"Content-Type": "application/json"})
     answer = link.getresponse()
     text = answer.read().decode()
     link.close()
-    assert answer.status == 200, text
-    return text
+    return answer.status, text
 
 
 def drive(url: str, chats: int, turns: int, retries: float = 0.1) -> Seen:
@@ -208,6 +219,26 @@ def check(dsn: str, seen: Seen, server: LLMServer) -> dict[str, Any]:
         "requests with a summary": with_line,
         "sent again": sum(n > 1 for n in Counter({k: len(v) for k, v in seen.replies.items()}).values()),
     }
+
+
+def test_what_goes_wrong_is_told_and_the_chat_goes_on(dsn: str, tmp_path: Path) -> None:
+    message = {"id": "m1", "user": "anna", "text": "Where is it?"}
+    with LLMServer(parrot) as server, serving(dsn, server.url, 1, tmp_path / "log") as url:
+        server.script("401")
+        assert ask(url, "a", message) == (502, {"error": "the model does not answer; send the message again"})
+        first = post(url, "a", message)
+        assert first.startswith("Sure. You asked: Where is it?")
+        assert post(url, "a", message) == first
+        assert len(server.requests) == 2
+        status, told = ask(url, "a", {**message, "text": "Something else?"})
+        assert status == 400
+        assert told["error"]
+        assert told["hint"]
+        status, told = ask(url, "b", {**message, "text": "I wait. " * 3000})
+        assert status == 400
+        assert "do not fit" in told["error"]
+    with pycontext.connect(dsn) as db:
+        assert [row.message_id for row in db.thread("a")] == ["m1", "m1/reply"]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
-from openai import AsyncOpenAI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from openai import AsyncOpenAI, OpenAIError
 from psycopg_pool import AsyncConnectionPool
 from pydantic import BaseModel
 
@@ -38,11 +38,28 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
+@app.exception_handler(pycontext.PycontextError)
+async def refused(request: Request, error: pycontext.PycontextError) -> JSONResponse:
+    return JSONResponse({"error": error.message, "detail": error.detail, "hint": error.hint}, 400)
+
+
+@app.exception_handler(OpenAIError)
+async def unanswered(request: Request, error: OpenAIError) -> JSONResponse:
+    return JSONResponse({"error": "the model does not answer; send the message again"}, 502)
+
+
 @app.post("/chats/{chat_id}/messages")
 async def send(chat_id: str, message: Message) -> StreamingResponse:
     """Answer a message. Sent again under its id, it is stored once, and so is its reply."""
     reply = _reply(app.state.db, app.state.client, chat_id, message)
-    return StreamingResponse(reply, media_type="text/plain; charset=utf-8")
+    first = await anext(reply, "")  # what goes wrong before the reply begins is an error of its own
+    return StreamingResponse(_all(first, reply), media_type="text/plain; charset=utf-8")
+
+
+async def _all(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for piece in rest:
+        yield piece
 
 
 async def _reply(
