@@ -109,6 +109,18 @@ def test_a_small_win_is_not_worth_a_pass(db: Connection, chat: str) -> None:
     assert passes == (1,)
 
 
+def test_a_gain_of_less_than_a_tenth_of_the_budget_is_left_alone(db: Connection) -> None:
+    db.execute("select pycontext.create_chat('q')")
+    talk = [{"role": ("user", "assistant")[n % 2], "content": f"word {n} " * 150} for n in range(40)]
+    db.execute("select from pycontext.append_messages('q', %s)", (json.dumps(talk[:2]),))
+    agent_turns(db, "q", 1, size=1200)
+    db.execute("select from pycontext.append_messages('q', %s)", (json.dumps(talk[2:]),))
+    gain = plan(db, "q", 10000)[2]
+    assert 0 < gain < 1000
+    assert db.execute("select (pycontext.prune_chat('q', 10000)).outcome").fetchone() == (None,)
+    assert db.execute("select count(*) from pycontext.act where chat_id = 'q'").fetchone() == (0,)
+
+
 def test_the_pass_is_an_act_and_can_be_replayed(db: Connection, chat: str) -> None:
     newest = db.execute(
         "select message_id from pycontext.message where chat_id = %s order by seq desc limit 1", (chat,)

@@ -551,3 +551,17 @@ def test_a_count_above_the_estimate_of_the_head_is_made_room_for(begin: Begin) -
     chat.play(Count(1000))
     for budget in range(430, 540, 5):
         held(chat, budget)
+
+
+def test_a_reset_outranks_a_compaction_of_its_place_in_a_replay_too(begin: Begin) -> None:
+    chat = begin(user("hi"), says("hello"), user("the secret plan"))
+    chat.append(*[says(f"thinking aloud {n} " * 40) for n in range(8)])
+    last = chat.thread.rows[-1].message_id
+    chat.conn.execute("select pycontext.start_over(%s)", (chat.chat_id,))
+    summary = json.dumps({"resolved": ["thought aloud of the secret plan"]})
+    chat.conn.execute("select pycontext.put_summary(%s, %s, %s)", (chat.chat_id, last, summary))
+    chat.append(user("what did I say?"))
+    name = chat.thread.rows[-1].message_id
+    now = chat.messages("openai_messages", 5000)
+    assert "secret" not in json.dumps(now)
+    assert chat.messages("openai_messages", 5000, name) == now
