@@ -181,10 +181,11 @@ def test_a_terminal_gets_a_prompt_and_ctrl_c_ends_a_reply_where_it_is(
     def read_until(text: str) -> None:
         nonlocal screen
         limit = time.monotonic() + 60
-        while text not in screen:
+        while text not in screen:  # what was read before is done with
             assert time.monotonic() < limit, screen
             if select.select([master], [], [], 0.2)[0]:
                 screen += os.read(master, 4096).decode(errors="replace")
+        screen = screen.split(text, 1)[1]
 
     def interrupt(request: dict[str, Any]) -> str:
         os.killpg(process.pid, signal.SIGINT)
@@ -196,9 +197,11 @@ def test_a_terminal_gets_a_prompt_and_ctrl_c_ends_a_reply_where_it_is(
         os.write(master, "Привет\n".encode())
         read_until("Understood.")
         read_until("tokens, #2")
+        read_until("> ")
         model.script(interrupt)
         os.write(master, b"And now?\n")
         read_until("tokens, #4")
+        read_until("> ")
         os.write(master, b"\x04")
         assert process.wait(30) == 0
     finally:
