@@ -1,5 +1,5 @@
--- Recall by meaning: embeddings of facts and past messages, with pgvector 0.8 or newer. Run it by the role that installed,
--- after each install; harmless to run again. The first call of use_embedding_model says which model it is; another one
+-- Recall by meaning: embeddings of facts and past messages, with pgvector 0.8 or newer (whose creation may want a superuser:
+-- create extension vector beforehand). Run it by the role that installed, after each install; harmless to run again. The first call of use_embedding_model says which model it is; another one
 -- later means: truncate pycontext.embedding, pycontext.embedded_chat, pycontext.embedding_model; drop index
 -- pycontext.embedding_ann_ix. Everything is embedded anew then.
 -- Who may read a chat's embeddings may guess at its text: roles.sql and row_level_security.sql treat both alike; run them

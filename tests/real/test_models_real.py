@@ -63,9 +63,9 @@ def test_real_embeddings_find_what_shares_no_word(dsn: str, db: Connection) -> N
             database.create_chat("b", owner="o")
             assert database.embed("a") == 4
             for question, answer in (
-                ("When does my plane leave?", said[0]),
-                ("Какой еды мне нельзя?", said[1]),
-                ("What is my pet called?", said[2]),
-                ("оплачен ли счёт", said[3]),
+                ("Когда самолёт в Финляндию?", said[0]),
+                ("Which food must be avoided?", said[1]),
+                ("宠物多大了？", said[2]),
+                ("Wann wurde das Geld überwiesen?", said[3]),
             ):
                 assert database.recall("b", question)[0].content == answer, question
