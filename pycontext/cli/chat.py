@@ -173,7 +173,7 @@ class Talk:
 
     def _answer(self, text: str) -> None:
         """One turn: recall, stream the reply, run the tools it calls, until it says something."""
-        known = "\n".join(f"- {row.content}" for row in self.db.recall(self.chat, text))
+        known = pycontext.memory_text(self.db.recall(self.chat, text))
         with self.db.turn(
             self.chat, text, tools=self.schemas, token_budget=self.budget, context=known or None
         ) as turn:

@@ -105,7 +105,7 @@ def test_a_conversation_over_a_pipe_and_all_that_can_be_asked_of_the_memory(
     assert "there is no /nonsense" in done.stderr
     assert "there is no such message" in done.stderr
     assert "never read" not in str(model.requests)
-    assert any("- Anna drinks oolong tea." in str(m["content"]) for m in model.requests[0]["messages"])
+    assert any("Anna drinks oolong tea." in str(m["content"]) for m in model.requests[0]["messages"])
     for request in model.requests:
         validators.openai_chat(request["messages"])
         assert request["tools"] == memory.tools("c").schemas()

@@ -67,7 +67,7 @@ async def _reply(
 ) -> AsyncIterator[str]:
     reply_id = f"{message.id}/reply"
     await db.create_chat(chat_id, system_prompt=PROMPT, profile=PROFILE, owner=message.user)
-    known = "\n".join(f"- {row.content}" for row in await db.recall(chat_id, message.text))
+    known = pycontext.memory_text(await db.recall(chat_id, message.text))
     async with db.turn(chat_id, message.text, message_id=message.id, context=known) as turn:
         for row in await db.thread(chat_id) if turn.is_answered else ():
             if row.message_id == reply_id:
