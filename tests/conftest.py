@@ -112,8 +112,8 @@ def server(pg: int, request: pytest.FixtureRequest) -> TestServer:
 
 
 @pytest.fixture
-def dsn(pg: int, request: pytest.FixtureRequest) -> str:
-    """Connection string of this test's own database, for second sessions and other processes."""
+def direct_dsn(pg: int, request: pytest.FixtureRequest) -> str:
+    """`dsn`, also where that one leads through a pooler."""
     clone: Connection = request.getfixturevalue(f"clone{pg}")
     path = "-c search_path=public,pycontext"
     info = clone.info
@@ -123,9 +123,15 @@ def dsn(pg: int, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def db(dsn: str) -> Iterator[Connection]:
+def dsn(direct_dsn: str) -> str:
+    """Connection string of this test's own database, for second sessions and other processes."""
+    return direct_dsn
+
+
+@pytest.fixture
+def db(direct_dsn: str) -> Iterator[Connection]:
     """A session on this test's own database: autocommit, pycontext on the search path."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(direct_dsn, autocommit=True) as conn:
         yield conn
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 import pytest
+from pooler import PROGRAM, Pooler, serve
 
 import pycontext
 from pycontext.summarizer import SummaryRequest, SummaryResult
@@ -103,15 +105,48 @@ def watched() -> Watched:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "memory" in metafunc.fixturenames:
-        marked = metafunc.definition.get_closest_marker("runners")
-        metafunc.parametrize("memory", marked.args if marked else ["sync"], indirect=True)
+    # A module's tests run over each of its runners; those that connect themselves do so in their own way.
+    marked = metafunc.definition.get_closest_marker("runners")
+    if marked and "runner" in metafunc.fixturenames:
+        own = "memory" not in metafunc.fixturenames
+        long = marked.kwargs.get("long")
+        runners = [
+            pytest.param(name, marks=pytest.mark.long if name == long else ())
+            for name in marked.args
+            if not (own and name == "async")
+        ]
+        metafunc.parametrize("runner", runners, indirect=True)
 
 
 @pytest.fixture
-def memory(request: pytest.FixtureRequest, dsn: str, watched: Watched) -> Iterator[pycontext.Database]:
-    """A Database over a connection of its own; in modules marked so, also an AsyncDatabase in its clothes."""
-    if request.param == "sync":
+def runner(request: pytest.FixtureRequest) -> str:
+    """What `memory` is: a Database (sync, and over a pooler: pooled), or an AsyncDatabase (async)."""
+    return str(getattr(request, "param", "sync"))
+
+
+@pytest.fixture(scope="session")
+def pooler(server18: Any) -> Iterator[Pooler]:
+    """PgBouncer in front of the server."""
+    if not os.access(PROGRAM, os.X_OK):
+        pytest.skip("no PgBouncer (Debian: apt-get install pgbouncer)")
+    with serve(server18.host, server18.port, server18.user) as running:
+        yield running
+
+
+@pytest.fixture
+def dsn(direct_dsn: str, runner: str, request: pytest.FixtureRequest) -> str:
+    """Connection string of this test's own database, for second sessions and other processes."""
+    if runner != "pooled":
+        return direct_dsn
+    return str(request.getfixturevalue("pooler").dsn(direct_dsn))
+
+
+@pytest.fixture
+def memory(
+    runner: str, dsn: str, watched: Watched, request: pytest.FixtureRequest
+) -> Iterator[pycontext.Database]:
+    """A database of chats over a connection of its own; an async one in the clothes of a sync one."""
+    if runner != "async":
         with pycontext.connect(dsn, summarizer=watched) as database:
             yield database
     else:

@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 import pycontext
 
-pytestmark = pytest.mark.runners("sync", "async")
+pytestmark = pytest.mark.runners("sync", "async", "pooled")
 
 Fill = Callable[..., list[pycontext.Message]]
 Connection = psycopg.Connection[Any]
@@ -355,9 +355,9 @@ def test_dsn_and_connection_together_or_of_a_wrong_kind_are_errors(dsn: str) -> 
             pycontext.connect(connection=dsn)  # type: ignore[arg-type]
 
 
-def test_no_session_state_is_left(dsn: str, fill: Fill) -> None:
+def test_no_session_state_is_left(direct_dsn: str, fill: Fill) -> None:
     """What a transaction pooler would lose or hand to somebody else: C46."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(direct_dsn, autocommit=True) as conn:
         state = """
             select (select jsonb_object_agg(name, setting) from pg_settings where source = 'session'),
                 (select count(*) from pg_prepared_statements),
@@ -417,14 +417,14 @@ def test_a_connection_that_died_idle_is_opened_anew(memory: pycontext.Database, 
 
 @pytest.mark.parametrize("message_id", [None, "m1"])
 def test_a_connection_that_dies_under_a_statement(
-    memory: pycontext.Database, dsn: str, db: Connection, message_id: str | None
+    memory: pycontext.Database, direct_dsn: str, db: Connection, message_id: str | None
 ) -> None:
     """Whether it was stored nobody knows: it is sent again where the message has an id."""
     memory.create_chat("a")
     waiting = (
         "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'pycontext'"
     )
-    with psycopg.connect(dsn) as holder, ThreadPoolExecutor() as pool:
+    with psycopg.connect(direct_dsn) as holder, ThreadPoolExecutor() as pool:
         holder.execute("select from pycontext.chat where chat_id = 'a' for update")
         append = pool.submit(memory.append, "a", {"role": "user", "content": "x", "message_id": message_id})
         while db.execute(waiting).fetchone() is None:

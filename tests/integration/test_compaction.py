@@ -20,6 +20,8 @@ from pycontext.errors import PycontextError
 from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult
 from pycontext.summary import Summary
 
+pytestmark = pytest.mark.runners("sync", "async", "pooled")
+
 Fill = Callable[..., list[pycontext.Message]]
 Connection = psycopg.Connection[Any]
 
@@ -400,7 +402,7 @@ def test_no_transaction_and_no_lock_is_held_while_the_model_works(
 
 
 def test_a_slow_model_survives_the_servers_idle_in_transaction_timeout(
-    dsn: str, fill: Fill, watched: Any
+    direct_dsn: str, fill: Fill, watched: Any
 ) -> None:
     """C45: many chats at once, each slower than the server lets a transaction idle."""
     slow = threading.Event()
@@ -411,8 +413,8 @@ def test_a_slow_model_survives_the_servers_idle_in_transaction_timeout(
     outcomes: dict[str, Any] = {}
 
     def compact(chat_id: str) -> None:
-        url = dsn.replace("options='", "options='-c idle_in_transaction_session_timeout=100 ")
-        assert url != dsn
+        url = direct_dsn.replace("options='", "options='-c idle_in_transaction_session_timeout=100 ")
+        assert url != direct_dsn
         with pycontext.connect(url, summarizer=watched) as own:
             outcomes[chat_id] = own.compact(chat_id).outcome
 

@@ -23,6 +23,8 @@ from pycontext.extractor.rules import RuleExtractor
 from pycontext.summarizer import SummaryRequest, SummaryResult
 from pycontext.summarizer.extractive import ExtractiveSummarizer
 
+pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
+
 Connection = psycopg.Connection[Any]
 Take = Callable[[ExtractorRequest], Sequence[Fact]]
 
@@ -76,6 +78,7 @@ def database(dsn: str, seen: Seen) -> Iterator[pycontext.Database]:
         yield found
 
 
+@pytest.mark.runners("sync", "pooled")
 def test_a_pass_flushes_the_original_rows_of_its_range_first(
     database: pycontext.Database, db: Connection, seen: Seen
 ) -> None:

@@ -119,9 +119,7 @@ def test_after_a_turn_nobody_waits_for_another_pass(
     seconds: list[float] = []
 
     def other_turn(request: SummaryRequest) -> None:
-        with pycontext.connect(
-            dsn, summarizer=OpenAISummarizer("test", base_url=llm.url)
-        ) as other:
+        with pycontext.connect(dsn, summarizer=OpenAISummarizer("test", base_url=llm.url)) as other:
             started = time.monotonic()
             with other.turn("a", "And I?") as turn:
                 turn.add(ASSISTANT)

@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 import pycontext
 from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult
 
-pytestmark = pytest.mark.runners("sync", "async")
+pytestmark = pytest.mark.runners("sync", "async", "pooled")
 
 Fill = Callable[..., list[pycontext.Message]]
 Connection = psycopg.Connection[Any]

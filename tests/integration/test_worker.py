@@ -21,6 +21,8 @@ from pycontext.summarizer import SummaryRequest, SummaryResult
 from pycontext.summarizer.extractive import ExtractiveSummarizer
 from pycontext.worker import Worker
 
+pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
+
 Fill = Callable[..., list[pycontext.Message]]
 Connection = psycopg.Connection[Any]
 
@@ -179,6 +181,7 @@ def test_a_pass_that_does_not_end_is_given_up_and_the_lease_given_back(
     assert column(db, DUE) == ["a"]
 
 
+@pytest.mark.runners("sync", "pooled")
 def test_several_workers_share_the_work(dsn: str, fill: Fill, db: Connection, llm: LLMServer) -> None:
     chats = [f"chat-{number}" for number in range(8)]
     for chat_id in chats:
