@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -17,7 +17,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PROGRAM = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 
-# Round robin over connections that are kept open: two transactions in a row are on two server connections.
+SIZE = 3
+
+# Round robin: two transactions in a row are on two server connections.
 _SETTINGS = """
 [databases]
 * = host={host} port={port} user={user}
@@ -31,8 +33,7 @@ pidfile = {folder}/pid
 auth_type = any
 pool_mode = transaction
 server_round_robin = 1
-min_pool_size = 3
-default_pool_size = 3
+default_pool_size = {size}
 max_client_conn = 300
 server_login_retry = 0
 query_wait_timeout = {wait}
@@ -49,7 +50,11 @@ class Pooler:
         """The same database through the pooler, which knows no `options`."""
         given = conninfo_to_dict(direct)
         given.pop("options", None)
-        return make_conninfo(**{**given, "host": str(self.folder), "port": 6432})
+        made = make_conninfo(**{**given, "host": str(self.folder), "port": 6432})
+        with ExitStack() as stack:  # all its server connections are open from now on
+            for _ in range(SIZE):
+                stack.enter_context(psycopg.connect(made)).execute("select 1")
+        return made
 
 
 @contextmanager
@@ -61,7 +66,9 @@ def serve(host: str, port: int, user: str, *, wait: int = 60) -> Iterator[Pooler
     try:
         os.chown(folder, owner.pw_uid, owner.pw_gid)
         settings = folder / "pgbouncer.ini"
-        settings.write_text(_SETTINGS.format(host=host, port=port, user=user, folder=folder, wait=wait))
+        settings.write_text(
+            _SETTINGS.format(host=host, port=port, user=user, folder=folder, size=SIZE, wait=wait)
+        )
         settings.chmod(0o644)
         become = ["-u", owner.pw_name] if os.geteuid() == 0 else []
         process = subprocess.Popen([PROGRAM, "-q", *become, str(settings)], stderr=subprocess.DEVNULL)

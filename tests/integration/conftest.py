@@ -6,11 +6,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
 from pooler import PROGRAM, Pooler, serve
 
@@ -21,6 +23,7 @@ from pycontext.tools import AsyncTools
 
 T = TypeVar("T")
 Fill = Callable[..., list[pycontext.Message]]
+Bring = Callable[..., AbstractContextManager[tuple[Any, Any]]]
 
 
 @dataclass
@@ -74,9 +77,11 @@ class Awaited:
         @wraps(member)
         def called(*args: Any, **options: Any) -> Any:
             found = member(*args, **options)
-            if isinstance(found, (pycontext.AsyncTurn, AsyncTools)):
+            if isawaitable(found):
+                return self._loop.run(found)
+            if isinstance(found, AsyncTools) or hasattr(found, "__aenter__"):
                 return Awaited(found, self._loop)
-            return self._loop.run(found) if isawaitable(found) else found
+            return found
 
         return called
 
@@ -84,8 +89,8 @@ class Awaited:
         return item in self._subject
 
     def __enter__(self) -> Any:
-        assert self._loop.run(self._subject.__aenter__()) is self._subject
-        return self
+        entered = self._loop.run(self._subject.__aenter__())
+        return self if entered is self._subject else entered
 
     def __exit__(self, *raised: Any) -> Any:
         return self._loop.run(self._subject.__aexit__(*raised))
@@ -108,7 +113,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # A module's tests run over each of its runners; those that connect themselves do so in their own way.
     marked = metafunc.definition.get_closest_marker("runners")
     if marked and "runner" in metafunc.fixturenames:
-        own = "memory" not in metafunc.fixturenames
+        own = not {"memory", "bring"} & set(metafunc.fixturenames)
         long = marked.kwargs.get("long")
         runners = [
             pytest.param(name, marks=pytest.mark.long if name == long else ())
@@ -153,6 +158,24 @@ def memory(
         loop = request.getfixturevalue("loop")
         with Awaited(pycontext.aconnect(dsn, summarizer=watched), loop) as database:
             yield database
+
+
+@pytest.fixture
+def bring(runner: str, dsn: str, watched: Watched, request: pytest.FixtureRequest) -> Bring:
+    """Opens a connection of the caller's; gives it, and a database of chats over it."""
+
+    @contextmanager
+    def bring(**options: Any) -> Iterator[tuple[Any, Any]]:
+        if runner != "async":
+            with psycopg.connect(dsn, **options) as conn:
+                yield conn, pycontext.connect(connection=conn, summarizer=watched)
+        else:
+            loop = request.getfixturevalue("loop")
+            own = loop.run(psycopg.AsyncConnection.connect(dsn, **options))
+            with Awaited(own, loop) as conn:
+                yield conn, Awaited(pycontext.aconnect(connection=own, summarizer=watched), loop)
+
+    return bring
 
 
 def exchange(number: int) -> list[dict[str, Any]]:

@@ -11,9 +11,11 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import psycopg
+import psycopg_pool
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
@@ -22,6 +24,7 @@ import pycontext
 pytestmark = pytest.mark.runners("sync", "async", "pooled")
 
 Fill = Callable[..., list[pycontext.Message]]
+Bring = Callable[..., AbstractContextManager[tuple[Any, Any]]]
 Connection = psycopg.Connection[Any]
 
 
@@ -287,9 +290,11 @@ def test_a_budget_too_small_is_a_typed_error(memory: pycontext.Database) -> None
     assert raised.value.sqlstate == "PCX05"
 
 
-def test_in_the_callers_transaction_nothing_is_ended(dsn: str, db: Connection) -> None:
-    with psycopg.connect(dsn) as conn:
-        memory = pycontext.connect(connection=conn)
+# the caller's own connection
+
+
+def test_in_the_callers_transaction_nothing_is_ended(bring: Bring, db: Connection) -> None:
+    with bring() as (conn, memory):
         memory.create_chat("a")
         memory.append("a", "one")
         assert db.execute("select count(*) from pycontext.chat").fetchone() == (0,)
@@ -297,62 +302,147 @@ def test_in_the_callers_transaction_nothing_is_ended(dsn: str, db: Connection) -
         with pytest.raises(pycontext.NoSuchChat):
             memory.status("a")
         conn.rollback()
-        memory.create_chat("a")
+        with memory.turn("a", "one", message_id="m1") as turn:
+            turn.add({"role": "assistant", "content": "two"})
+        assert db.execute("select count(*) from pycontext.message").fetchone() == (0,)
         conn.commit()
-        assert memory.status("a").messages == 0
+        assert db.execute("select count(*) from pycontext.message").fetchone() == (2,)
+        assert memory.status("a").messages == 2
         memory.close()
         assert not conn.closed
+        assert not conn.autocommit
 
 
-def test_the_callers_autocommit_connection_is_durable_at_once(dsn: str, db: Connection) -> None:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        memory = pycontext.connect(connection=conn)
+def test_the_callers_autocommit_connection_is_durable_at_once(bring: Bring, db: Connection) -> None:
+    with bring(autocommit=True) as (conn, memory):
         memory.create_chat("a")
         memory.append("a", "one")
         assert db.execute("select last_seq from pycontext.chat").fetchone() == (1,)
         with conn.transaction(force_rollback=True):
             memory.append("a", "two")
         assert [row.content for row in memory.thread("a")] == ["one"]
+        assert conn.autocommit
 
 
-def test_compact_raises_in_the_callers_transaction_and_works_after_it(dsn: str, fill: Fill) -> None:
+def test_an_error_in_the_callers_transaction_is_his_to_end(bring: Bring, db: Connection) -> None:
+    with bring() as (conn, memory):
+        memory.create_chat("a")
+        with pytest.raises(pycontext.BadMessage):
+            memory.append("a", {"role": "nobody", "content": "x"})
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            memory.append("a", "one")
+        conn.rollback()
+        memory.create_chat("a")
+        with pytest.raises(pycontext.BadMessage), conn.transaction():
+            memory.append("a", {"role": "nobody", "content": "x"})
+        memory.append("a", "one")
+        conn.commit()
+        assert [row.content for row in memory.thread("a")] == ["one"]
+
+
+def test_compact_raises_in_the_callers_transaction_and_works_after_it(
+    bring: Bring, fill: Fill, watched: Any
+) -> None:
     fill("a", 20)
-    with psycopg.connect(dsn) as conn:
-        memory = pycontext.connect(connection=conn)
+    with bring() as (conn, memory):
         memory.append("a", "one more")
-        with pytest.raises(pycontext.PycontextError, match="transaction"):
+        with pytest.raises(pycontext.InTransaction, match="commit first") as raised:
             memory.compact("a")
+        assert "'a'" in (raised.value.detail or "")
+        assert watched.requests == []
         conn.commit()
         assert memory.compact("a").outcome == "summarized"
         assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        assert not conn.autocommit
 
 
-def test_a_turn_in_the_callers_transaction_calls_no_model(dsn: str, fill: Fill, watched: Any) -> None:
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_turn_in_the_callers_transaction_calls_no_model(
+    bring: Bring, fill: Fill, watched: Any, db: Connection, runner: str, autocommit: bool
+) -> None:
+    """Nor is a second connection used: it would wait for the caller's own lock."""
+    others = (
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
     fill("a", 25)
-    with psycopg.connect(dsn, autocommit=True) as conn, conn.transaction():
-        memory = pycontext.connect(connection=conn, summarizer=watched)
+    with bring(autocommit=autocommit) as (conn, memory), conn.transaction():
+        connections = db.execute(others).fetchone()
         with memory.turn("a", "and now?", compact="before") as turn:
             turn.add({"role": "assistant", "content": "well"})
         with memory.turn("a", "and now?") as turn:
+            assert turn.decision == "summarize"
             turn.add({"role": "assistant", "content": "well"})
+        if runner != "pooled":  # where connections are the pooler's
+            assert db.execute(others).fetchone() == connections
     assert watched.requests == []
 
 
-def test_the_callers_row_factory_and_json_loader_do_not_matter(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True, row_factory=psycopg.rows.tuple_row) as conn:
-        psycopg.types.json.set_json_loads(lambda text: "mine", conn)
-        memory = pycontext.connect(connection=conn)
-        memory.create_chat("a")
-        memory.append("a", "hello")
-        assert memory.messages("a") == [{"role": "user", "content": "hello"}]
+def test_a_turn_outside_a_transaction_compacts_on_the_callers_connection(
+    bring: Bring, fill: Fill, watched: Any
+) -> None:
+    fill("a", 25)
+    with bring(autocommit=True) as (conn, memory):
+        watched.meanwhile = lambda request: seen.append(conn.info.transaction_status)
+        seen: list[Any] = []
+        with memory.turn("a", "and now?") as turn:
+            turn.add({"role": "assistant", "content": "well"})
+        assert seen == [psycopg.pq.TransactionStatus.IDLE]
+        assert memory.status("a").line_origin == "compaction"
 
 
-def test_dsn_and_connection_together_or_of_a_wrong_kind_are_errors(dsn: str) -> None:
+SETTINGS: list[dict[str, Any]] = [
+    {"row_factory": psycopg.rows.tuple_row},
+    {"row_factory": psycopg.rows.dict_row, "prepare_threshold": 0},
+    {"row_factory": psycopg.rows.scalar_row, "prepare_threshold": None},
+    {"cursor_factory": (psycopg.ClientCursor, psycopg.AsyncClientCursor)},
+    {"cursor_factory": (psycopg.RawCursor, psycopg.AsyncRawCursor)},
+]
+
+
+def test_how_the_callers_connection_is_set_does_not_matter(bring: Bring, runner: str) -> None:
+    for case, settings in enumerate(SETTINGS):
+        pick = {k: v[runner == "async"] if isinstance(v, tuple) else v for k, v in settings.items()}
+        with bring(autocommit=case % 2 == 0, **pick) as (conn, memory):
+            own = getattr(conn, "_subject", conn)
+            psycopg.types.json.set_json_loads(lambda text: "mine", own)
+            cursor = conn.cursor(binary="cursor_factory" not in pick, row_factory=psycopg.rows.tuple_row)
+            cursor.execute("select n, 'null'::jsonb from generate_series(1, 3) n")
+            for number in range(6):
+                with memory.turn(case, f"hello {number}", compact="off") as turn:
+                    turn.add({"role": "assistant", "content": [{"type": "text", "text": "hi"}]})
+            assert memory.messages(case)[:2] == [
+                {"role": "user", "content": "hello 0"},
+                {"role": "assistant", "content": [{"type": "text", "text": "hi"}]},
+            ]
+            assert memory.status(case).messages == 12
+            assert cursor.fetchall() == [(n, "mine") for n in (1, 2, 3)]
+            for name, value in pick.items():
+                assert getattr(own, name) == value
+
+
+def test_what_is_given_is_one_thing_and_of_its_kind(dsn: str, loop: Any) -> None:
+    pool = psycopg_pool.ConnectionPool(dsn, open=False)
+
+    async def of_async() -> Any:
+        async with (
+            await psycopg.AsyncConnection.connect(dsn) as conn,
+            psycopg_pool.AsyncConnectionPool(dsn, open=False) as async_pool,
+        ):
+            for wrong in ({"connection": conn}, {"pool": async_pool}):
+                with pytest.raises(TypeError, match="must be a psycopg"):
+                    pycontext.connect(**wrong)
+
     with psycopg.connect(dsn) as conn:
-        with pytest.raises(ValueError, match="not both"):
-            pycontext.connect(dsn, connection=conn)
-        with pytest.raises(TypeError, match="psycopg"):
-            pycontext.connect(connection=dsn)  # type: ignore[arg-type]
+        for connect in (pycontext.connect, pycontext.aconnect):
+            for two in ({"connection": conn}, {"pool": pool}):
+                with pytest.raises(ValueError, match="not both"):
+                    connect(dsn, **two)
+            with pytest.raises(TypeError, match="psycopg"):
+                connect(connection=dsn)  # type: ignore[arg-type]
+        for wrong in ({"connection": conn}, {"pool": pool}):
+            with pytest.raises(TypeError, match=r"must be a psycopg\S*\.Async"):
+                pycontext.aconnect(**wrong)  # type: ignore[arg-type]
+    loop.run(of_async())
 
 
 def test_no_session_state_is_left(direct_dsn: str, fill: Fill) -> None:
