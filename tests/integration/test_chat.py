@@ -495,7 +495,7 @@ KILL = """
 def test_a_connection_that_died_idle_is_opened_anew(memory: pycontext.Database, db: Connection) -> None:
     memory.create_chat("a")
     memory.append("a", "one")
-    assert db.execute(KILL).fetchone() == (1,)
+    assert db.execute(KILL).fetchone() != (0,)
     assert [row.content for row in memory.thread("a")] == ["one"]
     with memory.turn("a", "two", message_id="m2") as turn:
         db.execute(KILL)
