@@ -18,13 +18,12 @@ import psycopg
 import pytest
 
 import pycontext
-from pycontext import cli
+from pycontext import cli, install
 from pycontext.errors import BudgetTooSmall, NoSuchChat
 from pycontext.inspector import inspect
 
 Connection = psycopg.Connection[Any]
 
-ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "input", "br"}
 _TAGS = """
     html head meta title style body header main footer nav section div p h1 h2 h3 a ul ol li dl dt dd table thead tbody
@@ -400,12 +399,16 @@ def test_an_empty_chat_and_one_that_is_not_there(db: Connection, memory: pyconte
 
 def test_whoever_may_read_may_make_a_page(db: Connection, varied: str) -> None:
     """One read-only snapshot; a reader's rights are enough."""
-    db.execute((ROOT / "sql" / "extras" / "roles.sql").read_bytes())
-    db.execute("set role pycontext_reader")
+    db.execute(install.extra_sql("roles").encode())
     try:
+        db.execute("set role pycontext_reader")
         as_sql_says(db, varied, page(db, varied))
     finally:
+        # roles are the server's, and other tests make them anew
         db.execute("reset role")
+        for role in ("pycontext_admin", "pycontext_writer", "pycontext_reader"):
+            db.execute(f"drop owned by {role}")
+            db.execute(f"drop role {role}")
     assert value(db, "show transaction_read_only") == "off"
 
 
