@@ -290,6 +290,14 @@ def test_the_handler_compacts_and_the_next_process_reads_the_line(
         assert len([row for row in db.thread("conv_2", max_rows=200) if row.kind == "message"]) == 24
 
 
+def test_the_handler_under_asyncio(handlers: dict[str, Any], model: LLMServer, dsn: str) -> None:
+    model.default = reply
+    said = asyncio.run(handlers["answer_async"]("conv_6", "Where is my parcel?", "r1"))
+    assert said == "1 messages read; asked: Where is my parcel?"
+    with pycontext.connect(dsn) as db:
+        assert [row.content for row in db.thread("conv_6")] == ["Where is my parcel?", said]
+
+
 def test_the_handler_with_tools(handlers: dict[str, Any], model: LLMServer, dsn: str) -> None:
     call = {
         "id": "call_1",
