@@ -94,7 +94,9 @@ select
     null::bigint as prune_unit, null::bigint as prune_total, null::bigint as prune_stub, null::bigint as prune_request,
     null::integer as pins, null::bigint[] as pin_units, null::bigint[] as pin_from, null::bigint[] as pin_to, null::bigint as pin_tokens,
     null::text as mode, null::bigint as first_unit, null::bigint as marker_from, null::bigint as marker_to,
-    null::bigint as marker_tokens, null::bigint as border_request
+    null::bigint as marker_tokens, null::bigint as border_request,
+    null::pycontext._stored_row[] as walked, null::int8multirange as walked_at, null::bigint[] as walked_units,
+    null::bigint[] as walked_starts, null::bigint[] as walked_users, null::bigint as first_seq
 where false;
 
 -- A unit as a border: where it starts, on the thread and on the running totals.

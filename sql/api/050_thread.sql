@@ -8,42 +8,46 @@ where false;
 
 comment on view pycontext._source_row is 'Private. A row as a product''s relation gives it.';
 
--- The statement that reads rows of a product's relation, in order of seq. $1 chat, $2 and $3 seq from and to, $4 at
--- most so many rows, $5 message id, $6 and $7 the times of $2 and $3. Names come from the catalog, values are arguments.
+-- The statement that reads rows of a product's relation: the rows in order of seq, whether there are calls or results
+-- among them, how many were looked at, and the first one's seq. $1 chat, $2 and $3 seq from and to, $4 at most so many
+-- rows, $5 message id, $6 and $7 the times of $2 and $3. Names come from the catalog, values are arguments.
 create or replace function pycontext._source_query(
     f pycontext.source, newest_first boolean, users_only boolean, has_id boolean, calls_only boolean, results_only boolean)
 returns text
-language sql stable
+language plpgsql stable
+set search_path = ''
 as $$
-    select format(
-        $q$select array_agg(row(r.*)::pycontext._source_row order by r.seq) from (
-            select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, to_jsonb(x.content) as content,
-                %1$s as tool_calls, %2$s as tool_call_id, %3$s as name, %4$s as metadata, x.created_at::timestamptz as created_at,
-                hashtextextended(coalesce(x.content::text, ''), hashtextextended(
-                    jsonb_build_array(x.role::text, %1$s, %2$s, %3$s)::text, 0)) as body_hash
-            from %5$s x
-            where x.chat_id = $1::%6$s and %7$s %8$s
-            order by %9$s limit $4) r
-        where r.role in ('user', 'assistant', 'tool', 'system', 'developer') %10$s$q$,
-        case when 'tool_calls' = any(f.has_columns) then 'to_jsonb(x.tool_calls)' else 'null::jsonb' end,
-        case when 'tool_call_id' = any(f.has_columns) then 'x.tool_call_id::text' else 'null::text' end,
-        case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end,
-        case when 'metadata' = any(f.has_columns) then 'to_jsonb(x.metadata)' else 'null::jsonb' end,
-        f.relation::pg_catalog.regclass::text,
-        f.chat_type,
-        case when f.order_type is null then 'x.seq between $2 and $3'
-            else format('x.order_at between %1$s and %2$s and (x.order_at > %1$s or x.seq >= $2) '
-                'and (x.order_at < %2$s or x.seq <= $3)', o.lo, o.hi) end,
-        case when has_id then format('and x.message_id = $5::%s', f.message_type) else '' end
-            || case when users_only then ' and x.role = ''user''' || case when 'metadata' = any(f.has_columns)
-                then ' and coalesce(to_jsonb(x.metadata) ->> ''injected'', '''') <> ''true''' else '' end else '' end,
-        case when f.order_type is null then '' else 'x.order_at' || o.way || ', ' end || 'x.seq' || o.way,
-        case when calls_only then 'and r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'''
-            when results_only then 'and r.role = ''tool''' end)
-    from (
-        select case when newest_first then ' desc' else '' end as way,
-            case when f.order_type like '%with time zone' then '($6 at time zone ''UTC'')' else '$6' end as lo,
-            case when f.order_type like '%with time zone' then '($7 at time zone ''UTC'')' else '$7' end as hi) o
+declare
+    v_calls text := case when 'tool_calls' = any(f.has_columns) then 'to_jsonb(x.tool_calls)' else 'null::jsonb' end;
+    v_call_id text := case when 'tool_call_id' = any(f.has_columns) then 'x.tool_call_id::text' else 'null::text' end;
+    v_name text := case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end;
+    v_metadata text := case when 'metadata' = any(f.has_columns) then 'to_jsonb(x.metadata)' else 'null::jsonb' end;
+    v_way text := case when newest_first then ' desc' else '' end;
+    v_lo text := case when f.order_type like '%with time zone' then '($6 at time zone ''UTC'')' else '$6' end;
+    v_hi text := case when f.order_type like '%with time zone' then '($7 at time zone ''UTC'')' else '$7' end;
+begin
+    return 'select array_agg(row(r.*)::pycontext._source_row order by r.seq)'
+        || ' filter (where r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')'
+        || case when calls_only then ' and r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'''
+            when results_only then ' and r.role = ''tool''' else '' end
+        || '), bool_or(r.role = ''tool'' or r.tool_calls is not null), count(*), min(r.seq) from ('
+        || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, to_jsonb(x.content) as content, '
+        || v_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
+        || ' as metadata, x.created_at::timestamptz as created_at, hashtextextended(coalesce(x.content::text, ''''), hashtextextended('
+        || case when f.has_columns && array['tool_calls', 'tool_call_id', 'name']
+            then 'jsonb_build_array(x.role::text, ' || v_calls || ', ' || v_call_id || ', ' || v_name || ')::text'
+            else 'x.role::text' end
+        || ', 0)) as body_hash from ' || f.relation::pg_catalog.regclass::text || ' x where x.chat_id = $1::' || f.chat_type
+        || case when f.order_type is null then ' and x.seq between $2 and $3'
+            else ' and x.order_at between ' || v_lo || ' and ' || v_hi || ' and (x.order_at > ' || v_lo || ' or x.seq >= $2)'
+                || ' and (x.order_at < ' || v_hi || ' or x.seq <= $3)' end
+        || case when has_id then ' and x.message_id = $5::' || f.message_type else '' end
+        || case when users_only then ' and x.role = ''user''' else '' end
+        || case when users_only and 'metadata' = any(f.has_columns)
+            then ' and coalesce(to_jsonb(x.metadata) ->> ''injected'', '''') <> ''true''' else '' end
+        || ' order by ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way
+        || ' limit $4) r';
+end
 $$;
 
 comment on function pycontext._source_query(pycontext.source, boolean, boolean, boolean, boolean, boolean) is
@@ -67,9 +71,22 @@ language plpgsql immutable parallel safe
 set search_path = ''
 as $$
 declare
-    v_body text := pycontext._content_text(content);
+    v_body text;
     k record;
 begin
+    if jsonb_typeof(content) = 'string' and tool_calls is null and name is null and role in ('user', 'assistant') then
+        -- most rows, at half the cost
+        v_body := content #>> '{}';
+        has_fence := pycontext._has_fence(v_body);
+        is_plain := not has_fence and v_body ~ '\S';
+        if is_plain then
+            tokens := 4 + pycontext.estimate_tokens(v_body);
+            reasoning_tokens := 0;
+            images := 0;
+            return;
+        end if;
+    end if;
+    v_body := pycontext._content_text(content);
     has_fence := coalesce(pycontext._has_fence(v_body), false);
     is_plain := not (has_fence or is_orphan
         or case when jsonb_typeof(content) = 'string' then v_body !~ '\S'
@@ -89,76 +106,204 @@ $$;
 comment on function pycontext._row_facts(jsonb, jsonb, text, text, text, boolean, integer) is
     'Private. Tokens and form of a product''s row.';
 
--- Rows of a chat that live in a relation of the product, in the shape of our own. Only this function and _thread_rows
--- know where messages live. One dynamic statement reads what lies between the places; units, counts and totals are
--- made here. A call and a result that are more than 512 rows apart do not find each other.
-create or replace function pycontext._source_rows(
-    chat_id text, source text, from_seq bigint, to_seq bigint, max_rows integer, newest_first boolean,
-    users_only boolean, message_id text, section_no integer, is_narrow boolean default false)
-returns setof pycontext._thread_row
+-- A source as it is registered, with the types and columns of its relation.
+create or replace function pycontext._registered(source text)
+returns pycontext.source
 language plpgsql stable
 set search_path = ''
 as $$
 declare
     f pycontext.source;
-    p record;
-    v_rows pycontext._source_row[];
-    v_more pycontext._source_row[];
-    v_ids text[];
+begin
+    select s.* into f from pycontext.source s where s.source = _registered.source;
+    if f.chat_type is null then
+        f := pycontext._with_columns(f);
+    end if;
+    return f;
+end
+$$;
+
+comment on function pycontext._registered(text) is 'Private. A source with the types and columns of its relation.';
+
+-- Rows as one statement reads them: in order of seq, and whether there are calls or results among them, how many rows
+-- were looked at, and the first one's seq. An id that is no value of the relation's type names nothing there.
+create or replace function pycontext._fetch_source(
+    f pycontext.source, chat_id text, from_seq bigint, to_seq bigint, max_rows integer, newest_first boolean,
+    users_only boolean default false, message_id text default null, calls_only boolean default false,
+    results_only boolean default false,
+    out rows pycontext._source_row[], out has_calls boolean, out looked_at bigint, out first_seq bigint)
+language plpgsql stable
+set search_path = ''
+as $$
+begin
+    execute pycontext._source_query(f, newest_first, users_only, message_id is not null, calls_only, results_only)
+    into rows, has_calls, looked_at, first_seq
+    using chat_id, from_seq, to_seq, max_rows, message_id,
+        case when f.order_type is not null then pycontext._time_at(from_seq) end,
+        case when f.order_type is not null then pycontext._time_at(to_seq) end;
+exception when invalid_text_representation or numeric_value_out_of_range or invalid_datetime_format then
+    looked_at := 0;
+end
+$$;
+
+comment on function pycontext._fetch_source(
+    pycontext.source, text, bigint, bigint, integer, boolean, boolean, text, boolean, boolean) is
+    'Private. Rows of a product''s relation, read by one statement.';
+
+-- Calls before the rows whose results are among them, no line being between; at most 512 rows before.
+create or replace function pycontext._source_calls(f pycontext.source, chat_id text, source_rows pycontext._source_row[])
+returns pycontext._source_row[]
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    k record;
+    v_edge bigint;
+begin
+    select least(min(r.seq), source_rows[1].seq) into v_edge
+    from unnest(source_rows) r
+    where r.role = 'tool' and r.tool_call_id is not null and not exists (
+        select from unnest(source_rows) a
+        where a.role = 'assistant' and a.seq < r.seq
+            and a.tool_calls @> jsonb_build_array(jsonb_build_object('id', r.tool_call_id)))
+    having count(*) > 0;
+    if v_edge is null or exists (
+        select from pycontext.message m
+        where m.chat_id = _source_calls.chat_id and m.seq = v_edge - 1 and m.line_no > 0 and m.gone_act is null) then
+        return null;
+    end if;
+    select q.rows into k
+    from pycontext._fetch_source(f, chat_id, pycontext._origin(f.source), v_edge - 1, 512, true, calls_only => true) q;
+    return k.rows;
+end
+$$;
+
+comment on function pycontext._source_calls(pycontext.source, text, pycontext._source_row[]) is
+    'Private. Calls that stand before rows of a product''s relation with their results.';
+
+-- Rows of a product in the shape of our own: units, counts and totals are made here. Totals end with 0 at the newest.
+create or replace function pycontext._shape_source(
+    chat_id text, source_rows pycontext._source_row[], has_calls boolean, encoding text, image_tokens integer,
+    is_narrow boolean default false)
+returns setof pycontext._stored_row
+language plpgsql stable
+set search_path = ''
+set plan_cache_mode = force_generic_plan
+as $$
+declare
     v_lines bigint[];
+    v_units bigint[];
+    v_superseded bigint[];
+    v_first bigint := source_rows[1].seq;
+    v_last bigint := source_rows[cardinality(source_rows)].seq;
+begin
+    if has_calls then
+        select array_agg(m.seq) into v_lines
+        from pycontext.message m where m.chat_id = _shape_source.chat_id and m.line_no > 0 and m.gone_act is null;
+        with event as (
+            select r.seq, e.value ->> 'id' as call_id, r.seq as call_seq, false as is_final
+            from unnest(source_rows) r
+            cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
+            where r.role = 'assistant'
+            union all
+            select r.seq, r.tool_call_id, null, coalesce(r.metadata ->> 'pending', '') <> 'true'
+            from unnest(source_rows) r where r.role = 'tool'
+        ), found as (
+            select e.seq, e.call_id, e.is_final, e.call_seq is null as is_result,
+                max(e.call_seq) over (partition by e.call_id order by e.seq) as unit_seq
+            from event e
+        ), unit as (
+            -- the first final result of a call closes it; what comes after that answers nothing
+            select d.seq, d.unit_seq, case when not d.is_final then lead(d.seq) over w end as superseded_seq,
+                coalesce(bool_or(d.is_final) over (w rows between unbounded preceding and 1 preceding), false) as is_closed
+            from found d
+            where d.is_result and d.unit_seq is not null
+            window w as (partition by d.call_id, d.unit_seq order by d.seq)
+        )
+        -- null: a result that belongs to no call
+        select array_agg(case when r.role = 'tool' then u.unit_seq else r.seq end order by r.seq),
+            array_agg(u.superseded_seq order by r.seq)
+        into v_units, v_superseded
+        from unnest(source_rows) r
+        left join unit u on u.seq = r.seq and not u.is_closed and (v_lines is null or not exists (
+            select from unnest(v_lines) l where l >= u.unit_seq and l < u.seq));
+    end if;
+    return query
+    with counted as (
+        select d.*, d.role = 'tool' and d.unit_seq is null as is_orphan,
+            d.role = 'assistant' and jsonb_typeof(d.tool_calls) = 'array' and d.tool_calls <> '[]' as is_call
+        from rows from (unnest(source_rows), unnest(v_units), unnest(v_superseded)) d (seq, message_id, role, content,
+            tool_calls, tool_call_id, name, metadata, created_at, body_hash, unit_seq, superseded_seq)
+    )
+    select _shape_source.chat_id, null::bigint, c.seq, 0::smallint, 'message'::text, c.role, coalesce(c.unit_seq, c.seq),
+        x.tokens, x.tokens, x.tokens, coalesce(t.reasoning_tokens, k.reasoning_tokens),
+        -(sum(x.tokens) over (order by c.seq desc) - x.tokens)::bigint, 0::bigint, coalesce(t.images, k.images),
+        case when c.is_call then jsonb_array_length(c.tool_calls) else 0 end::smallint,
+        c.role = 'user' and coalesce(c.metadata ->> 'injected', '') <> 'true', coalesce(t.is_plain, k.is_plain),
+        coalesce(t.has_fence, k.has_fence), null::bigint, c.superseded_seq, 0::bigint,
+        case when t.tokens is not null then _shape_source.encoding end, c.message_id, c.tool_call_id, c.name, c.created_at,
+        null::text, null::text, null::jsonb, case when not is_narrow then c.content end,
+        case when c.is_call and not is_narrow then case when exists (
+                select from jsonb_array_elements(c.tool_calls) e
+                where jsonb_typeof(e.value #> '{function,arguments}') is distinct from 'string')
+            then pycontext._clean_calls(c.tool_calls) else c.tool_calls end end,
+        case when not is_narrow then c.metadata end, null::jsonb
+    from counted c
+    left join pycontext.token_count t
+        on t.chat_id = _shape_source.chat_id and t.seq = c.seq and t.seq between v_first and v_last and t.line_no = 0
+        and t.encoding = _shape_source.encoding and t.body_hash = c.body_hash + c.is_orphan::integer
+    -- offset 0: a row that is counted is not looked at
+    left join lateral (
+        select q.* from pycontext._row_facts(c.content, case when c.is_call then c.tool_calls end, c.role, c.name,
+            c.tool_call_id, c.is_orphan, _shape_source.image_tokens) q
+        where t.tokens is null
+        offset 0) k on true
+    cross join lateral (select coalesce(t.tokens, k.tokens) as tokens) x
+    order by c.seq;
+end
+$$;
+
+comment on function pycontext._shape_source(text, pycontext._source_row[], boolean, text, integer, boolean) is
+    'Private. Rows of a product''s relation in the shape of our own.';
+
+-- Rows of a chat that live in a relation of the product, in the shape of our own. Only this function, _read_source and
+-- _thread_rows know where messages live. A call and a result more than 512 rows apart do not find each other.
+create or replace function pycontext._source_rows(
+    chat_id text, source text, from_seq bigint, to_seq bigint, max_rows integer, newest_first boolean,
+    users_only boolean default false, message_id text default null, is_narrow boolean default false)
+returns setof pycontext._stored_row
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    f pycontext.source := pycontext._registered(source);
+    p record;
+    k record;
+    v_rows pycontext._source_row[];
+    v_more record;
     v_edge bigint;
     v_first bigint;
     -- ranges are ranges of units, but for those read by seq from one end
     v_by_unit boolean := not newest_first and message_id is null and not users_only and from_seq < to_seq;
 begin
-    select s.* into f from pycontext.source s where s.source = _source_rows.source;
-    if f.chat_type is null then
-        f := pycontext._with_columns(f);
-    end if;
-    begin
-        execute pycontext._source_query(f, newest_first, users_only, message_id is not null, false, false)
-        into v_rows
-        using chat_id, from_seq, to_seq, max_rows, message_id, pycontext._time_at(from_seq), pycontext._time_at(to_seq);
-    exception when invalid_text_representation or numeric_value_out_of_range or invalid_datetime_format then
-        return;  -- an id that is no value of the relation's type names no chat and no message there
-    end;
-    if v_rows is null then
+    select q.* into k
+    from pycontext._fetch_source(f, chat_id, from_seq, to_seq, max_rows, newest_first, users_only, message_id) q;
+    if k.rows is null then
         return;
     end if;
+    v_rows := k.rows;
     v_first := v_rows[1].seq;
     select coalesce(r.encoding, d.encoding) as encoding, coalesce(r.image_tokens, d.image_tokens) as image_tokens into p
     from pycontext.profile d
     left join pycontext.chat c on c.chat_id = _source_rows.chat_id
     left join pycontext.profile r on r.profile = c.profile
     where d.profile = 'default';
-
-    if not is_narrow or max_rows is distinct from 1 then
-        -- calls before the range whose results are in it
-        select array_agg(distinct r.tool_call_id), min(r.seq) into v_ids, v_edge
-        from unnest(v_rows) r
-        where r.role = 'tool' and r.tool_call_id is not null and not exists (
-            select from unnest(v_rows) a
-            where a.role = 'assistant' and a.seq < r.seq
-                and a.tool_calls @> jsonb_build_array(jsonb_build_object('id', r.tool_call_id)));
+    if k.has_calls and (not is_narrow or max_rows is distinct from 1) then
+        v_rows := pycontext._source_calls(f, chat_id, v_rows) || v_rows;
     end if;
-    -- a result does not find its call across a line
-    select array_agg(m.seq) into v_lines
-    from pycontext.message m where m.chat_id = _source_rows.chat_id and m.line_no > 0 and m.gone_act is null;
-    if v_ids is not null then
-        if v_edge > v_rows[1].seq then
-            v_edge := v_rows[1].seq;
-        end if;
-        if v_lines is null or v_edge - 1 <> all(v_lines) then
-            execute pycontext._source_query(f, true, false, false, true, false)
-            into v_more
-            using chat_id, pycontext._origin(source), v_edge - 1, 512, null::text, pycontext._time_at(pycontext._origin(source)),
-                pycontext._time_at(v_edge - 1);
-            v_rows := v_more || v_rows;
-        end if;
-    end if;
-    if v_by_unit then
+    if k.has_calls and v_by_unit then
         -- results after the range whose calls are in it
-        v_edge := case when cardinality(v_rows) >= max_rows then v_rows[cardinality(v_rows)].seq else to_seq end;
+        v_edge := case when k.looked_at >= max_rows then v_rows[cardinality(v_rows)].seq else to_seq end;
         if v_edge < 4611686018427387904 and exists (
             select from unnest(v_rows) r
             cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
@@ -166,79 +311,144 @@ begin
                 select from unnest(v_rows) t
                 where t.role = 'tool' and t.tool_call_id = e.value ->> 'id' and t.seq > r.seq
                     and coalesce(t.metadata ->> 'pending', '') <> 'true')) then
-            execute pycontext._source_query(f, false, false, false, false, true)
-            into v_more
-            using chat_id, v_edge + 1, 4611686018427387904, 512, null::text, pycontext._time_at(v_edge + 1),
-                pycontext._time_at(4611686018427387904);
-            v_rows := v_rows || v_more;
+            select q.rows into v_more
+            from pycontext._fetch_source(f, chat_id, v_edge + 1, 4611686018427387904, 512, false, results_only => true) q;
+            v_rows := v_rows || v_more.rows;
         end if;
     end if;
     return query
-    with raw as materialized (
-        select r.*, case when r.role = 'assistant' and jsonb_typeof(r.tool_calls) = 'array'
-            then jsonb_array_length(r.tool_calls) else 0 end as calls
-        from unnest(v_rows) r
-    ), event as (
-        select r.seq, e.value ->> 'id' as call_id, r.seq as call_seq, false as is_final
-        from raw r cross join lateral jsonb_array_elements(r.tool_calls) e
-        where r.calls > 0
-        union all
-        select r.seq, r.tool_call_id, null, coalesce(r.metadata ->> 'pending', '') <> 'true' from raw r where r.role = 'tool'
-    ), found as (
-        select e.seq, e.call_id, e.is_final, e.call_seq is null as is_result,
-            max(e.call_seq) over (partition by e.call_id order by e.seq) as unit_seq
-        from event e
-    ), unit as (
-        -- the first final result of a call closes it; what comes after that answers nothing
-        select d.seq, d.unit_seq, case when not d.is_final then lead(d.seq) over w end as superseded_seq,
-            coalesce(bool_or(d.is_final) over (w rows between unbounded preceding and 1 preceding), false) as is_closed
-        from found d
-        where d.is_result and d.unit_seq is not null
-        window w as (partition by d.call_id, d.unit_seq order by d.seq)
-    ), shaped as (
-        select r.*, coalesce(u.unit_seq, r.seq) as unit_seq, u.superseded_seq, r.role = 'tool' and u.unit_seq is null as is_orphan
-        from raw r
-        left join unit u on u.seq = r.seq and not u.is_closed and (v_lines is null or not exists (
-            select from unnest(v_lines) l where l >= u.unit_seq and l < u.seq))
-    ), counted as (
-        select d.*, coalesce(t.tokens, k.tokens) as tokens, case when t.tokens is not null then p.encoding end as encoding,
-            coalesce(t.reasoning_tokens, k.reasoning_tokens) as reasoning_tokens, coalesce(t.images, k.images) as images,
-            coalesce(t.has_fence, k.has_fence) as has_fence, coalesce(t.is_plain, k.is_plain) as is_plain
-        from shaped d
-        left join pycontext.token_count t
-            on t.chat_id = _source_rows.chat_id and t.seq = d.seq and t.line_no = 0 and t.encoding = p.encoding
-            and t.body_hash = d.body_hash + d.is_orphan::integer
-        -- offset 0: a row that is counted is not looked at
-        left join lateral (
-            select q.* from pycontext._row_facts(d.content, case when d.calls > 0 then d.tool_calls end, d.role, d.name,
-                d.tool_call_id, d.is_orphan, p.image_tokens) q
-            where t.tokens is null
-            offset 0) k on true
-        where case when v_by_unit then d.unit_seq between from_seq and to_seq else d.seq >= v_first end
-    )
-    select section_no, _source_rows.chat_id, null::bigint, c.seq, 0::smallint, 'message'::text, c.role, c.unit_seq, c.tokens,
-        c.tokens, c.tokens, c.reasoning_tokens, -(sum(c.tokens) over (order by c.seq desc) - c.tokens)::bigint, 0::bigint,
-        c.images, c.calls::smallint, c.role = 'user' and coalesce(c.metadata ->> 'injected', '') <> 'true', c.is_plain,
-        c.has_fence, null::bigint, c.superseded_seq, 0::bigint, c.encoding, c.message_id, c.tool_call_id, c.name,
-        c.created_at, null::text, null::text, null::jsonb, case when not is_narrow then c.content end,
-        case when c.calls > 0 and not is_narrow then case when exists (
-                select from jsonb_array_elements(c.tool_calls) e
-                where jsonb_typeof(e.value #> '{function,arguments}') is distinct from 'string')
-            then pycontext._clean_calls(c.tool_calls) else c.tool_calls end end,
-        case when not is_narrow then c.metadata end, null::jsonb
-    from counted c
-    order by c.seq;
+    select w.*
+    from pycontext._shape_source(chat_id, v_rows, k.has_calls, p.encoding, p.image_tokens, is_narrow) w
+    where case when v_by_unit then w.unit_seq between from_seq and to_seq else w.seq >= v_first end;
 end
 $$;
+
+-- The newest rows of an adopted chat, back to lo_seq or until they take more than the budget, kept for this read: what
+-- lies in walked_at is in walked.
+create or replace function pycontext._read_source(s pycontext._window_state)
+returns pycontext._window_state
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    f pycontext.source := pycontext._registered(s.source);
+    k record;
+    v_rows pycontext._source_row[];
+    v_has_calls boolean := false;
+    v_read bigint := 0;
+    v_tokens bigint := 0;
+    v_to bigint := coalesce(s.hi_seq, 4611686018427387904);
+    v_batch integer := least(greatest(s.token_budget / 64, 32), 2048);
+    v_is_open boolean;
+begin
+    loop
+        select q.* into k from pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, v_to, v_batch, true) q;
+        if k.looked_at > 0 then
+            v_rows := k.rows || v_rows;
+            v_has_calls := v_has_calls or k.has_calls;
+            v_read := v_read + k.looked_at;
+            v_to := k.first_seq - 1;
+        end if;
+        if k.looked_at > 0 and v_rows is not null then
+            -- in order of seq, as they come
+            select array_agg(w), sum(w.tokens), bool_or(w.calls > 0),
+                array_agg(w.unit_seq) filter (where w.unit_seq = w.seq),
+                array_agg(w.running_total - w.frozen_tokens) filter (where w.unit_seq = w.seq),
+                array_agg(w.seq) filter (where w.is_user)
+            into s.walked, v_tokens, v_is_open, s.walked_units, s.walked_starts, s.walked_users
+            from pycontext._shape_source(s.chat_id,
+                case when v_has_calls then pycontext._source_calls(f, s.chat_id, v_rows) end || v_rows,
+                v_has_calls, s.encoding, s.image_tokens) w
+            where w.seq > v_to;
+        end if;
+        exit when k.looked_at < v_batch or (v_tokens > s.token_budget and v_rows[1].role <> 'tool');
+        -- as many rows as the mean says, and a few
+        v_batch := least(greatest((s.token_budget - v_tokens) * v_read / greatest(v_tokens, 1), 0) * 9 / 8 + 16, 2048);
+    end loop;
+    s.hi_seq := coalesce(s.hi_seq, v_rows[cardinality(v_rows)].seq);
+    s.floor_seq := v_to + 1;
+    if k.looked_at < v_batch then
+        s.first_seq := v_rows[1].seq;
+        s.floor_seq := s.lo_seq + 1;
+    end if;
+    s.has_open := s.has_open or coalesce(v_is_open, false);
+    if s.hi_seq >= s.floor_seq then
+        s.walked_at := int8multirange(int8range(s.floor_seq, s.hi_seq, '[]'));
+    end if;
+    s.total_base := -v_tokens;
+    return s;
+end
+$$;
+
+comment on function pycontext._read_source(pycontext._window_state) is
+    'Private. Reads the newest rows of an adopted chat, as many as a window may hold.';
+
+-- The newest real user message of an adopted chat between two places, kept with what has been read.
+create or replace function pycontext._read_request(s pycontext._window_state, from_seq bigint, to_seq bigint)
+returns pycontext._window_state
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_rows pycontext._stored_row[];
+    v_seq bigint;
+begin
+    select array_agg(w), max(w.seq) into v_rows, v_seq
+    from pycontext._source_rows(s.chat_id, s.source, from_seq, to_seq, 1, true, users_only => true) w
+    where w.is_user;
+    if v_seq is not null then
+        s.walked_users := v_seq || s.walked_users;
+        if (s.walked_at @> v_seq) is not true then
+            s.walked := v_rows || s.walked;
+            s.walked_at := coalesce(s.walked_at, '{}') + int8multirange(int8range(v_seq, v_seq, '[]'));
+        end if;
+    end if;
+    return s;
+end
+$$;
+
+comment on function pycontext._read_request(pycontext._window_state, bigint, bigint) is
+    'Private. Reads the newest real user message of an adopted chat between two places.';
+
+-- The first units of an adopted chat after lo_seq, kept with what has been read.
+create or replace function pycontext._read_head(s pycontext._window_state)
+returns pycontext._window_state
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_rows pycontext._stored_row[];
+    v_edge bigint;
+    v_is_open boolean;
+begin
+    if s.walked_at @> s.lo_seq + 1 then
+        return s;
+    end if;
+    select array_agg(w) filter (where (s.walked_at @> w.unit_seq) is not true), min(w.seq), max(w.unit_seq),
+        bool_or(w.calls > 0)
+    into v_rows, s.first_seq, v_edge, v_is_open
+    from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, s.hi_seq, 16, false) w;
+    if v_edge is not null then
+        s.walked := v_rows || s.walked;
+        s.walked_at := coalesce(s.walked_at, '{}') + int8multirange(int8range(s.lo_seq + 1, v_edge, '[]'));
+        s.has_open := s.has_open or v_is_open;
+    end if;
+    return s;
+end
+$$;
+
+comment on function pycontext._read_head(pycontext._window_state) is 'Private. Reads the first units of an adopted chat.';
 
 -- The one reader of a thread. Rows (not lines) as they stood at act as_of_act (null: now). Ways in: ranges of whole
 -- units, section_no telling which; newest_first, max_rows by seq; with min_start starts of units, among them the range's
 -- first and the first at or after that running total; one message_id. Every way is an index scan that stops where it may.
+-- What lies in walked_at has been read before, into walked: whole units of an adopted chat are taken from there.
 -- (seq <= unit_seq is what starts a unit: of an equality the planner thinks that it is rare, and sorts.)
 create or replace function pycontext._thread_rows(
     chat_id text, source text, from_seq bigint[], to_seq bigint[], as_of_act bigint default null,
     max_rows integer default null, newest_first boolean default false, min_start bigint default null,
-    message_id text default null, users_only boolean default false)
+    message_id text default null, users_only boolean default false, walked pycontext._stored_row[] default null,
+    walked_at int8multirange default null)
 returns setof pycontext._thread_row
 language plpgsql stable
 set search_path = ''
@@ -246,12 +456,19 @@ set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$
 begin
-    if source is not null then
+    if source is not null and walked_at @> (
+        select range_agg(int8range(g.lo, g.hi, '[]')) from unnest(from_seq, to_seq) g (lo, hi) where g.lo <= g.hi) then
         return query
-        select s.*
+        select g.n::integer, w.*
+        from unnest(walked) w
+        join unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
+            on case when g.lo = g.hi then w.seq = g.lo else w.unit_seq between g.lo and g.hi end;
+    elsif source is not null then
+        return query
+        select g.n::integer, s.*
         from unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
         cross join lateral pycontext._source_rows(_thread_rows.chat_id, source, g.lo, g.hi, max_rows, newest_first,
-            users_only, _thread_rows.message_id, g.n::integer, min_start is not null) s
+            users_only, _thread_rows.message_id, min_start is not null) s
         where min_start is null or s.seq = s.unit_seq;
     elsif message_id is not null then
         return query

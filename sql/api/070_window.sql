@@ -32,10 +32,17 @@ as $$
 declare
     b pycontext._border_row;
 begin
-    select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user into b
-    from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[s.hi_seq], s.act_arg, 1,
-        min_start => -4611686018427387904) r
-    order by r.unit_seq limit 1;
+    if s.walked_at @> from_seq then
+        select w.unit_seq, w.start, w.start, null into b
+        from unnest(s.walked_units, s.walked_starts) w (unit_seq, start)
+        where w.unit_seq >= from_seq
+        order by w.unit_seq limit 1;
+    else
+        select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user into b
+        from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[s.hi_seq], s.act_arg,
+            case when s.source is null then 1 end, min_start => -4611686018427387904) r
+        order by r.unit_seq limit 1;
+    end if;
     return b;
 end
 $$;
@@ -50,10 +57,12 @@ declare
     b pycontext._border_row;
     v_rows integer := 16;
 begin
+    if s.source is not null then
+        return pycontext._first_unit(s, s.walked_units[cardinality(s.walked_units)]);
+    end if;
     loop
         select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user into b
-        from pycontext._thread_rows(s.chat_id, s.source, array[coalesce(s.floor_seq, s.lo_seq + 1)], array[s.hi_seq],
-            s.act_arg, v_rows, true) r
+        from pycontext._thread_rows(s.chat_id, null, array[s.lo_seq + 1], array[s.hi_seq], s.act_arg, v_rows, true) r
         where r.seq = r.unit_seq
         order by r.unit_seq desc limit 1;
         exit when b.unit_seq is not null or v_rows > 100000;
@@ -63,8 +72,8 @@ begin
 end
 $$;
 
--- The first unit that starts at or after a running total: guesses from the chat's mean where that is, and doubles the
--- step back until a unit before it is in reach.
+-- The first unit that starts at or after a running total: guesses from the chat's mean, and doubles the step back
+-- until a unit before it is in reach. Of an adopted chat the units are known.
 create or replace function pycontext._border(s pycontext._window_state, total bigint)
 returns pycontext._border_row
 language plpgsql stable
@@ -72,26 +81,29 @@ set search_path = ''
 as $$
 declare
     b pycontext._border_row;
-    v_lowest bigint := coalesce(s.floor_seq, s.lo_seq + 1);
-    v_floor bigint := v_lowest;
+    v_floor bigint;
     v_back bigint;
     v_start bigint;
 begin
-    if s.source is null then
-        v_back := 4 + ceil(1.1 * (s.total_hi - total) * s.hi_seq / greatest(s.total_hi, 1));
-        v_floor := greatest(s.hi_seq - v_back, v_lowest);
+    if s.source is not null then
+        select w.unit_seq, w.start, w.start, null into b
+        from unnest(s.walked_units, s.walked_starts) w (unit_seq, start)
+        where w.unit_seq >= s.floor_seq and w.start >= total
+        order by w.unit_seq limit 1;
+        return b;
     end if;
+    v_back := 4 + ceil(1.1 * (s.total_hi - total) * s.hi_seq / greatest(s.total_hi, 1));
     loop
+        v_floor := greatest(s.hi_seq - v_back, s.lo_seq + 1);
         -- the unit it starts from comes with the unit asked for: totals grow, so the least is the one
         select min(r.running_total - r.frozen_tokens), min(r.unit_seq) filter (where r.running_total - r.frozen_tokens >= total),
             min(r.running_total - r.frozen_tokens) filter (where r.running_total - r.frozen_tokens >= total),
             min(r.running_stub - r.stub_tokens) filter (where r.running_total - r.frozen_tokens >= total),
             (array_agg(r.after_user order by r.unit_seq) filter (where r.running_total - r.frozen_tokens >= total))[1]
         into v_start, b.unit_seq, b.start_total, b.start_stub, b.after_user
-        from pycontext._thread_rows(s.chat_id, s.source, array[v_floor], array[s.hi_seq], s.act_arg, min_start => total) r;
-        exit when v_floor = v_lowest or v_start < total;
+        from pycontext._thread_rows(s.chat_id, null, array[v_floor], array[s.hi_seq], s.act_arg, min_start => total) r;
+        exit when v_floor = s.lo_seq + 1 or v_start < total;
         v_back := v_back * 2;
-        v_floor := greatest(s.hi_seq - v_back, v_lowest);
     end loop;
     return b;
 end
@@ -108,7 +120,8 @@ declare
 begin
     select r.seq, r.message_id, r.unit_seq, r.is_user, r.running_total, r.running_stub, r.frozen_tokens, r.stub_tokens, r.after_user
     into p
-    from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act, 1, true) r;
+    from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act, 1, true,
+        walked => s.walked, walked_at => s.walked_at) r;
     return p;
 end
 $$;
@@ -124,44 +137,17 @@ declare
     p pycontext._place_row;
 begin
     if s.source is not null then
-        select t.seq, t.message_id, t.unit_seq, t.is_user, t.running_total, t.running_stub, t.frozen_tokens, t.stub_tokens, t.after_user
-        into p
-        from pycontext._thread_rows(s.chat_id, s.source, array[lo_seq + 1], array[unit_seq - 1], null, 1, true,
-            users_only => true) t;
-    elsif after_user > lo_seq then
+        after_user := (select max(u) from unnest(s.walked_users) u where u < unit_seq);
+        if after_user is null then
+            select max(t.seq) into after_user
+            from pycontext._thread_rows(s.chat_id, s.source, array[lo_seq + 1], array[unit_seq - 1], null, 1, true,
+                users_only => true) t;
+        end if;
+    end if;
+    if after_user > lo_seq then
         p := pycontext._row_at(s, after_user);
     end if;
     return p;
-end
-$$;
-
--- How far back a foreign chat must be read for its newest rows to cost more than `need` tokens.
-create or replace function pycontext._source_floor(
-    chat_id text, source text, lo_seq bigint, hi_seq bigint, need bigint, out floor_seq bigint, out total bigint)
-language plpgsql stable
-set search_path = ''
-as $$
-declare
-    b record;
-    v_to bigint := hi_seq;
-    v_rows bigint := 0;
-    v_batch integer := 64;
-begin
-    total := 0;
-    floor_seq := hi_seq + 1;
-    loop
-        select min(r.seq) as seq, sum(r.tokens) as tokens, count(*) as rows,
-            (array_agg(r.role order by r.seq))[1] as role into b
-        from pycontext._source_rows(chat_id, source, lo_seq + 1, v_to, v_batch, true, false, null, 1, true) r;
-        exit when b.rows = 0;
-        total := total + b.tokens;
-        v_rows := v_rows + b.rows;
-        floor_seq := b.seq;
-        exit when b.rows < v_batch or (total > need and b.role <> 'tool');
-        v_to := b.seq - 1;
-        -- as many rows as the mean says, and a few
-        v_batch := least(greatest((need - total) * v_rows / greatest(total, 1), 0) * 9 / 8 + 16, 2048);
-    end loop;
 end
 $$;
 
@@ -174,25 +160,42 @@ as $$
 declare
     v_from bigint := s.lo_seq + 1;
     v_step bigint := 64;
+    v_to bigint;
+    v_users bigint;
 begin
-    loop
-        select min(r.seq) into head_from
-        from pycontext._thread_rows(s.chat_id, s.source, array[v_from],
-            array[case when s.source is null then least(v_from + v_step - 1, s.hi_seq) else s.hi_seq end],
-            s.act_arg, case when s.source is not null then 1 end, false, users_only => true) r
-        where r.is_user;
-        v_from := v_from + v_step;
-        exit when head_from is not null or v_from > s.hi_seq or s.source is not null;
-        v_step := v_step * 2;
-    end loop;
+    if s.source is not null then
+        -- in what has been read, where that holds the turn whole
+        v_to := (select least(upper(q) - 1, s.hi_seq) from unnest(s.walked_at) q where q @> v_from);
+        select min(r.seq), count(*) into head_from, v_users
+        from pycontext._thread_rows(s.chat_id, s.source, array[v_from], array[v_to], walked => s.walked,
+            walked_at => s.walked_at) r
+        where r.is_user and v_to is not null;
+        if v_to < s.hi_seq is not false and v_users < 2 then
+            s.walked_at := null;
+            v_to := s.hi_seq;
+            select min(r.seq) into head_from
+            from pycontext._thread_rows(s.chat_id, s.source, array[v_from], array[v_to], null, 1, false, users_only => true) r
+            where r.is_user;
+        end if;
+    else
+        loop
+            select min(r.seq) into head_from
+            from pycontext._thread_rows(s.chat_id, null, array[v_from], array[least(v_from + v_step - 1, s.hi_seq)],
+                s.act_arg) r
+            where r.is_user;
+            v_from := v_from + v_step;
+            exit when head_from is not null or v_from > s.hi_seq;
+            v_step := v_step * 2;
+        end loop;
+        v_to := least(head_from + 200, s.hi_seq);
+    end if;
     -- whole units only: a running sum that is at a unit's last row, before the next user message
     select max(h.seq), coalesce(max(h.total), 0) into head_to, head_frozen
     from (
         select r.seq, sum(r.frozen_tokens) over w as total, lead(r.unit_seq) over w is distinct from r.unit_seq as is_last,
             count(*) filter (where r.is_user) over w as users
-        from pycontext._thread_rows(s.chat_id, s.source, array[head_from],
-            array[case when s.source is null then least(head_from + 200, s.hi_seq) else s.hi_seq end],
-            s.act_arg, case when s.source is not null then 200 end) r
+        from pycontext._thread_rows(s.chat_id, s.source, array[head_from], array[v_to], s.act_arg,
+            case when s.source is not null then 200 end, walked => s.walked, walked_at => s.walked_at) r
         where r.seq <= s.hi_seq
         window w as (order by r.unit_seq, r.seq)) h
     where h.is_last and h.users = 1 and (h.total <= s.head_tokens or h.seq = head_from);
@@ -286,24 +289,17 @@ begin
     s.chat_head_base := c.head_base;
     s.reset_seq := c.reset_seq;
     if c.source is not null then
-        select max(r.seq) into s.hi_seq
-        from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[4611686018427387904],
-            null, 1, true, message_id => as_of) r;
-        if s.hi_seq is null and as_of is null then
-            perform pycontext._no_such_chat(chat_id);
-        elsif s.hi_seq is null then
-            perform pycontext._no_such_message(chat_id, as_of);
-        end if;
+        s.hi_seq := null;
         if as_of is not null then
+            select max(r.seq) into s.hi_seq
+            from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[4611686018427387904],
+                null, 1, true, message_id => as_of) r;
+            if s.hi_seq is null then
+                perform pycontext._no_such_message(chat_id, as_of);
+            end if;
             select coalesce(max(a.act_no), 0) into s.hi_act
             from pycontext.act a where a.chat_id = c.chat_id and a.at_seq < s.hi_seq;
         end if;
-        select max(r.seq) into s.turn_seq
-        from pycontext._thread_rows(c.chat_id, c.source, array[coalesce((
-            select max(x.seq) + 1 from pycontext.message x
-            where x.chat_id = c.chat_id and x.line_no > 0 and x.origin = 'reset' and x.at_act <= s.hi_act
-                and x.seq <= s.hi_seq), pycontext._origin(c.source))], array[s.hi_seq], null, 1, true, users_only => true) r
-        where r.is_user;
     elsif as_of is not null then
         select t.seq, t.line_no, t.at_act, t.running_total, t.running_stub, t.read_budget, t.is_user, t.after_user into m
         from pycontext.message t where t.chat_id = c.chat_id and t.message_id = as_of;
@@ -404,8 +400,30 @@ begin
     s.fixed_tokens := 3 + coalesce(q.cost, 0) + coalesce(greatest(l.tokens, l.frozen_tokens) + coalesce(s.head_frozen, 0)
         + coalesce(l.request_frozen, 0), 0);
     s.pins := case when as_of is null then c.pins else 1 end;
-    s.has_open := c.source is not null or as_of is not null or c.open_calls <> '{}' or c.pins > 0;
-    if s.has_open then
+    s.has_open := as_of is not null or c.open_calls <> '{}' or c.pins > 0;
+    if c.source is not null then
+        s := pycontext._read_source(s);
+        if s.hi_seq is null then
+            -- nothing follows the line
+            select max(r.seq) into s.hi_seq
+            from pycontext._thread_rows(c.chat_id, c.source, array[pycontext._origin(c.source)], array[s.lo_seq], null, 1,
+                true) r;
+            if s.hi_seq is null then
+                perform pycontext._no_such_chat(chat_id);
+            end if;
+        end if;
+        if s.walked_users is null then
+            s := pycontext._read_request(s, coalesce((
+                select max(x.seq) + 1 from pycontext.message x
+                where x.chat_id = c.chat_id and x.line_no > 0 and x.origin = 'reset' and x.at_act <= s.hi_act
+                    and x.seq <= s.hi_seq), pycontext._origin(c.source)), s.hi_seq);
+        end if;
+        s.turn_seq := s.walked_users[cardinality(s.walked_users)];
+        s.total_hi := 0;
+        s.stub_hi := 0;
+        s.stub_base := s.total_base;
+        s.line_total := s.total_base;
+    elsif s.has_open then
         -- room for the stand-ins of results that have not come
         select count(*) into v_open from jsonb_each(c.open_calls) o
         where (o.value ->> 'seq')::bigint > s.lo_seq and not o.value ? 'interim';
@@ -417,9 +435,6 @@ begin
         s.fixed_tokens := s.fixed_tokens + c.excess_tokens;  -- counts that turned out above what the totals hold
     end if;
     if c.source is not null then
-        select f.floor_seq, -f.total, -f.total, 0, 0 into s.floor_seq, s.total_base, s.stub_base, s.total_hi, s.stub_hi
-        from pycontext._source_floor(c.chat_id, c.source, s.lo_seq, s.hi_seq, s.token_budget) f;
-        s.line_total := s.total_base;
         s.counted_tokens := s.counted_tokens - s.total_base;
     end if;
     return s;
@@ -508,6 +523,9 @@ begin
             s.head_from := s.chat_head_from;
             s.head_to := s.chat_head_to;
         else
+            if s.source is not null then
+                s := pycontext._read_head(s);
+            end if;
             select t.head_from, t.head_to, t.head_frozen into s.head_from, s.head_to, s.head_frozen
             from pycontext._head_range(s) t;
         end if;
@@ -531,8 +549,9 @@ begin
                 s.stub_base := v_row.running_stub;
             end if;
             if s.source is not null then
-                select min(r.seq) into s.marker_from
-                from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[s.head_from - 1], null, 1, false) r;
+                if s.first_seq < s.head_from then
+                    s.marker_from := s.first_seq;
+                end if;
                 if s.floor_seq <= s.head_to then
                     s.total_base := s.total_base + s.head_frozen;  -- the walk back went through the head
                 end if;
@@ -550,9 +569,8 @@ begin
         end if;
     end if;
 
-    if s.lo_seq = pycontext._origin(s.source) and s.source is not null then
-        select min(r.seq) - 1 into s.lo_seq
-        from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[s.hi_seq], null, 1, false) r;
+    if s.source is not null and s.lo_seq = pycontext._origin(s.source) then
+        s.lo_seq := s.first_seq - 1;
     end if;
     if v_pins is not null then
         v_pins := array(select t from unnest(v_pins) t where (t.unit_seq between s.head_from and s.head_to) is not true);
@@ -644,6 +662,12 @@ begin
         end if;
     end loop;
     v_total := ceil(v_high * v_grid);
+    if s.floor_seq > s.lo_seq + 1 then
+        b := pycontext._border(s, v_total);
+        if (s.walked_users[1] < b.unit_seq) is not true then
+            s := pycontext._read_request(s, s.lo_seq + 1, s.floor_seq - 1);
+        end if;
+    end if;
     loop
         b := null;
         if v_avail > 0 and v_total <= s.total_hi then

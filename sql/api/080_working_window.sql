@@ -28,7 +28,7 @@ $$;
 -- words for an image, but for kept units. tokens is what each takes.
 create or replace function pycontext._rendered_rows(
     chat_id text, source text, from_unit bigint[], to_unit bigint[], is_pruned boolean[], act bigint, hi_seq bigint,
-    turn_seq bigint, kept_units bigint[])
+    turn_seq bigint, kept_units bigint[], walked pycontext._stored_row[], walked_at int8multirange)
 returns setof pycontext._thread_row
 language sql stable
 as $$
@@ -52,7 +52,7 @@ as $$
                 r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id, r.calls > 0)
         end,
         case when c.is_short and r.stub_calls is not null then r.stub_calls else r.tool_calls end, r.metadata, null::jsonb
-    from pycontext._thread_rows(chat_id, source, from_unit, to_unit, act) r
+    from pycontext._thread_rows(chat_id, source, from_unit, to_unit, act, walked => walked, walked_at => walked_at) r
     cross join lateral (select (is_pruned[r.section_no] and r.stub_tokens < r.frozen_tokens
         and (r.unit_seq = any (kept_units)) is not true) is true as is_short) c
     where r.seq <= hi_seq and (r.superseded_seq is null
@@ -71,7 +71,7 @@ language sql stable
 as $$
     with r as materialized (
         select t.* from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-            s.turn_seq, array_append(s.pin_units, s.border_request)) t
+            s.turn_seq, array_append(s.pin_units, s.border_request), s.walked, s.walked_at) t
     )
     select r.* from r
     union all
@@ -546,7 +546,7 @@ as $$
             r.message_id, r.seq, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
             r.encoding is null as is_estimate, not r.is_plain as is_shortened, r.has_fence as is_escaped, r.created_at
         from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-            s.turn_seq, array_append(s.pin_units, s.border_request)) r
+            s.turn_seq, array_append(s.pin_units, s.border_request), s.walked, s.walked_at) r
         union all
         select 2 * e.at + 1, e.n, 0, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
             e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at

@@ -89,6 +89,7 @@ begin
                 from pycontext._thread_rows(s.chat_id, null, array[s.chat_head_from], array[v_head_to]) t;
             end if;
         else
+            s := pycontext._read_head(s);
             select q.head_to, q.head_frozen into v_head_to, r.head_tokens from pycontext._head_range(s) q;
         end if;
     end if;

@@ -228,7 +228,7 @@ begin
             max(q.last_seq) over w as last_seq
         from (
             select t.seq, t.created_at, max(t.seq) over (partition by t.unit_seq) as last_seq
-            from pycontext._source_rows(s.chat_id, s.source, v_from, s.hi_seq, null, true, false, null, 1, true) t) q
+            from pycontext._source_rows(s.chat_id, s.source, v_from, s.hi_seq, null, true, is_narrow => true) t) q
         window w as (order by q.seq)) p
     where p.seq < border_seq and not p.is_young and p.last_seq = p.seq;
     if v_seq is not null then
@@ -300,8 +300,8 @@ as $$
     select exists (
         select from pycontext._source_rows(chat_id, source, (
                 select min(b.seq) - 1
-                from pycontext._source_rows(chat_id, source, pycontext._origin(source), place, 256, true, false, null, 1, true) b),
-            place, null, false, false, null, 1, true) r
+                from pycontext._source_rows(chat_id, source, pycontext._origin(source), place, 256, true, is_narrow => true) b),
+            place, null, false, is_narrow => true) r
         where r.seq > place)
 $$;
 
@@ -314,8 +314,7 @@ returns setof pycontext.uncounted_row
 language sql stable
 as $$
     select r.seq, r.line_no, r.message_id, k.overhead, k.texts || k.reasoning, _uncounted_source.encoding
-    from pycontext._source_rows(c.chat_id, c.source, pycontext._origin(c.source), 4611686018427387904, max_rows, true, false,
-        null, 1) r
+    from pycontext._source_rows(c.chat_id, c.source, pycontext._origin(c.source), 4611686018427387904, max_rows, true) r
     cross join lateral pycontext._count_pieces(
         case when r.is_plain then r.content
             else pycontext._rendered(r.content, r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id,
@@ -375,7 +374,7 @@ begin
             where coalesce((e.value ->> 'line_no')::integer, 0) = 0
             group by 1) n on n.seq = r.seq
         cross join lateral (select r.role = 'tool' and not exists (
-            select from pycontext._source_rows(c.chat_id, c.source, r.seq, r.seq, null, false, false, null, 1, true) x
+            select from pycontext._source_rows(c.chat_id, c.source, r.seq, r.seq, null, false, is_narrow => true) x
             where x.unit_seq < x.seq) as is_orphan) o
         cross join lateral pycontext._row_facts(r.content, case when r.role = 'assistant'
             and jsonb_typeof(r.tool_calls) = 'array' and r.tool_calls <> '[]' then r.tool_calls end, r.role, r.name,

@@ -552,7 +552,6 @@ begin
             ('_border', 'The first unit that starts at or after a running total.'),
             ('_first_unit', 'The first unit from a seq on.'),
             ('_request_before', 'The newest real user message before a unit.'),
-            ('_source_floor', 'How far back an adopted chat is read for so many tokens.'),
             ('_head_range', 'Range and tokens of the first turn.'),
             ('_window_state', 'Reads a chat''s figures and decides how its window is made. PCX01, PCX02, PCX05.'),
             ('_line_text', 'A line as the model reads it, in its fence.'),
