@@ -32,7 +32,7 @@ as $$
 declare
     b pycontext._border_row;
 begin
-    if s.walked_at @> from_seq then
+    if from_seq >= s.floor_seq then
         select w.unit_seq, w.start, w.start, null into b
         from unnest(s.walked_units, s.walked_starts) w (unit_seq, start)
         where w.unit_seq >= from_seq
@@ -44,6 +44,23 @@ begin
         order by r.unit_seq limit 1;
     end if;
     return b;
+end
+$$;
+
+-- Where the first unit after lo_seq begins.
+create or replace function pycontext._first_seq(s pycontext._window_state)
+returns bigint
+language plpgsql stable
+set search_path = ''
+as $$
+begin
+    if s.source is null then
+        return (pycontext._first_unit(s, s.lo_seq + 1)).unit_seq;
+    end if;
+    return coalesce(
+        (select min(w.unit_seq) from unnest(s.walked) w where w.unit_seq > s.lo_seq and s.walked_at @> s.lo_seq + 1),
+        (select min(r.unit_seq)
+        from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[s.hi_seq], null, 16) r));
 end
 $$;
 
@@ -419,6 +436,7 @@ begin
                     and x.seq <= s.hi_seq), pycontext._origin(c.source)), s.hi_seq);
         end if;
         s.turn_seq := s.walked_users[cardinality(s.walked_users)];
+        s.has_open := s.has_open or l.origin = 'compaction';  -- what its head and request take was an estimate
         s.total_hi := 0;
         s.stub_hi := 0;
         s.stub_base := s.total_base;
@@ -540,7 +558,7 @@ begin
                     s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
                     v_total := s.total_base;
                 else
-                    s.marker_from := (pycontext._first_unit(s, s.lo_seq + 1)).unit_seq;  -- too much of it: left out, so the marker starts there
+                    s.marker_from := pycontext._first_seq(s);  -- too much of it: left out, so the marker starts there
                     v_before := v_total - s.total_base;
                 end if;
                 v_row := pycontext._row_at(s, s.head_to);
@@ -691,7 +709,7 @@ begin
         v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
         if v_cost + coalesce(v_request.frozen_tokens, v_head_cut) <= v_avail or b.unit_seq = v_tail.unit_seq then
             s.first_unit := b.unit_seq;
-            s.marker_from := coalesce(s.marker_from, (pycontext._first_unit(s, s.lo_seq + 1)).unit_seq);
+            s.marker_from := coalesce(s.marker_from, pycontext._first_seq(s));
             s.marker_tokens := b.start_total - s.total_base + v_before;
             s.border_request := v_request.seq;
             -- it is shown, right after the marker

@@ -550,6 +550,7 @@ begin
             ('_clean_calls', 'Tool calls with their arguments as strings.'),
             ('_digest', 'Digest of a message''s body.'),
             ('_border', 'The first unit that starts at or after a running total.'),
+            ('_first_seq', 'Where the first unit after the newest line, or the head, begins.'),
             ('_first_unit', 'The first unit from a seq on.'),
             ('_request_before', 'The newest real user message before a unit.'),
             ('_head_range', 'Range and tokens of the first turn.'),
