@@ -138,13 +138,34 @@ def compact(job: Job, encodings: Encodings) -> Steps[Pass]:
     """Compact where the plan says so; on demand, wherever there is something to cut.
 
     One process at a time: who comes second waits for the first one's line on demand and before a turn, and
-    leaves it alone otherwise. A summarizer that fails and a summary that is refused leave no row: the pass is
+    leaves it alone otherwise. A long stretch takes several passes, each logged: on demand all of them,
+    one at a time otherwise. A summarizer that fails and a summary that is refused leave no row: the pass is
     logged and returned as failed, and automatic passes wait.
     """
-    done = yield from _compact(job, encodings)
-    done = replace(done, trigger=job.trigger)
-    _report(job, done)
-    return done
+    begun: Pass | None = None
+    while True:
+        done, is_more = yield from _compact(job, encodings)
+        done = replace(done, trigger=job.trigger)
+        _report(job, done)
+        done = done if begun is None else _joined(begun, done)
+        if not is_more or job.trigger != ON_DEMAND:
+            return done
+        begun = done
+
+
+def _joined(one: Pass, two: Pass) -> Pass:
+    """Two passes in a row as one; where the second stored nothing, the first one stands."""
+    both = replace(
+        one if two.outcome != "summarized" else two,
+        reason=two.reason,
+        from_seq=one.from_seq,
+        tokens_before=one.tokens_before,
+        calls=(one.calls or 0) + (two.calls or 0),
+        prompt_tokens=(one.prompt_tokens or 0) + (two.prompt_tokens or 0),
+        completion_tokens=(one.completion_tokens or 0) + (two.completion_tokens or 0),
+        seconds=round((one.seconds or 0) + (two.seconds or 0), 3),
+    )
+    return replace(both, saved_tokens=(both.tokens_before or 0) - (both.tokens_after or 0))
 
 
 def quietly(job: Job, encodings: Encodings) -> Steps[Pass | None]:
@@ -166,14 +187,15 @@ def report_error(chat_id: str, error: Exception) -> None:
     logger.error("compaction of chat %s broke off: %s (%s)", chat_id, what, place)
 
 
-def _compact(job: Job, encodings: Encodings) -> Steps[Pass]:
+def _compact(job: Job, encodings: Encodings) -> Steps[tuple[Pass, bool]]:
+    """One pass, and whether it took a piece only of what is to be summarized."""
     yield from operations.count_tokens(job.chat_id, encodings)
     plan = yield from operations.plan(job.chat_id, job.token_budget)
     if not _is_due(job, plan):
-        return (yield from _skip(job, plan))
+        return (yield from _skip(job, plan)), False
     held = yield from _claim(job, plan)
     if isinstance(held, Pass):
-        return held
+        return held, False
     try:
         done = yield from _hold(job, held, encodings)
     except GeneratorExit:
@@ -182,11 +204,12 @@ def _compact(job: Job, encodings: Encodings) -> Steps[Pass]:
         yield from _release(job, held)
         raise
     if done.outcome != "summarized":
-        return done
+        return done, False
     yield from operations.count_tokens(job.chat_id, encodings)
     after = yield from operations.plan(job.chat_id, job.token_budget)
     saved = (done.tokens_before or 0) - after.window_tokens
-    return replace(done, tokens_after=after.window_tokens, saved_tokens=saved)
+    done = replace(done, tokens_after=after.window_tokens, saved_tokens=saved)
+    return done, after.decision == "summarize" and (after.to_seq or 0) > (done.to_seq or 0)
 
 
 def _is_due(job: Job, plan: Plan) -> bool:

@@ -109,7 +109,8 @@ class Worker:
             if self._stop.is_set():
                 return
             if not self._is_left(chat, now):
-                self._compact(chat)
+                while self._compact(chat) and not self._stop.is_set():
+                    pass  # a long stretch is told in several passes
         for row in runner.run(_rows("chats_uncounted")):
             if self._stop.is_set():
                 return
@@ -135,7 +136,8 @@ class Worker:
             logger.warning("nothing is embedded for %g s: %s", _LOOK_AGAIN, reason)
             self._embed_after = time.monotonic() + _LOOK_AGAIN
 
-    def _compact(self, chat: DueChat) -> None:
+    def _compact(self, chat: DueChat) -> bool:
+        """One pass; true where it stored a line, and there may be more to tell."""
         database = self._database
         job = Job(
             chat.chat_id,
@@ -156,13 +158,14 @@ class Worker:
             if len(self._left) >= _REMEMBERED:
                 self._left.clear()
             self._left[chat.chat_id] = (chat.last_seq, chat.act_no, time.monotonic() + _LOOK_AGAIN)
-            return
+            return False
         self._left.pop(chat.chat_id, None)
         self.done.passes += done.outcome != "failed"
         self.done.failed += done.outcome == "failed"
         self.done.saved_tokens += done.saved_tokens or 0
         if self._tell is not None:
             self._tell(chat.chat_id, done)
+        return done.outcome == "summarized"
 
     def _is_left(self, chat: DueChat, now: float) -> bool:
         last_seq, act_no, until = self._left.get(chat.chat_id, (None, None, 0.0))

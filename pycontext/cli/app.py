@@ -17,7 +17,7 @@ from pycontext import install as installer
 from pycontext.cli import show, target
 from pycontext.cli.adopting import adopt_command
 from pycontext.cli.chat import chat_command
-from pycontext.cli.terminal import Failed, number, out, print_json, reported, visible
+from pycontext.cli.terminal import Failed, err, number, out, print_json, reported, visible
 from pycontext.messages import identity
 from pycontext.queries import query
 from pycontext.rows import WindowRow
@@ -332,7 +332,7 @@ def compact(
     ] = None,
 ) -> None:
     """Summarize now what may be cut, and say what was saved."""
-    with reported(), pycontext.connect(target.find(dsn).dsn) as db:
+    with reported(), pycontext.connect(target.find(dsn).dsn) as db, show.pieces(err()):
         done = db.compact(chat, budget, focus, _summarizer(summarizer))
         show.a_pass(out(), done)
         if done.outcome == "failed":

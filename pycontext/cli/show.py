@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -244,6 +246,38 @@ def a_pass(console: Console, done: Pass) -> None:
         calls = f"{number(done.calls)} model call{'' if done.calls == 1 else 's'}"
         sizes = f"{number(done.prompt_tokens)} tokens read, {number(done.completion_tokens)} written"
         console.print(f"{calls}, {sizes}", style="bright_black")
+
+
+class _Pieces(logging.Handler):
+    """Says what a pass took in once it is known that another one follows."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._console = console
+        self._last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        done = getattr(record, "compaction", {})
+        if done.get("outcome") != "summarized":
+            return
+        if self._last:
+            self._console.print(self._last, style="bright_black")
+        self._last = f"#{done['from_seq']}–#{done['to_seq']} summarized, {done['seconds']:.2f} s"
+
+
+@contextmanager
+def pieces(console: Console) -> Iterator[None]:
+    """Inside it, each pass of a compaction that takes several is told on `console` as it ends."""
+    handler = _Pieces(console)
+    logger = logging.getLogger("pycontext")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[Any]], right: str = "") -> None:

@@ -36,6 +36,33 @@ as $$
     select least(pycontext._summary_limit(p, token_budget) + 500, token_budget / 8)
 $$;
 
+-- Where more than max_rows rows of an adopted chat lie between its newest line and a border: the row after the first
+-- max_rows, and what these cost, roughly.
+create or replace function pycontext._source_piece(
+    s pycontext._window_state, before_seq bigint, max_rows integer, out border_seq bigint, out tokens bigint)
+returns record
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    f pycontext.source;
+    v_rows pycontext._source_row[];
+begin
+    select t.* into f from pycontext.source t where t.source = s.source;
+    if f.chat_type is null then
+        f := pycontext._with_columns(f);
+    end if;
+    execute pycontext._source_query(f, false, false, false, false, false)
+    into v_rows
+    using s.chat_id, s.lo_seq + 1, before_seq - 1, max_rows + 1, null::text, pycontext._time_at(s.lo_seq + 1),
+        pycontext._time_at(before_seq - 1);
+    if cardinality(v_rows) > max_rows then
+        border_seq := v_rows[max_rows + 1].seq;
+        select sum(4 + octet_length(r.content::text) / 4) into tokens from unnest(v_rows) r;
+    end if;
+end
+$$;
+
 -- One row: whether to compact now, why, and the cut. The cut columns are filled whenever something can be cut.
 create or replace function pycontext.compaction_plan(chat_id text, token_budget integer default null)
 returns setof pycontext.compaction_plan_row
@@ -67,8 +94,11 @@ declare
     v_wait text;
     v_last pycontext._place_row;
     v_request pycontext._place_row;
+    v_piece_seq bigint;
+    v_piece_tokens bigint;
     v_covered bigint;
     v_left integer;
+    c_piece constant integer := 2000;
 begin
     select t.* into p from pycontext.profile t where t.profile = s.profile;
     r.token_budget := s.token_budget;
@@ -126,6 +156,14 @@ begin
             r.prune_tokens := v_gain;
         end if;
     end if;
+    -- a pass takes in so many rows and no more: a long stretch is told in several lines, and none holds the chat long
+    if s.source is null and b.unit_seq > s.lo_seq + c_piece + 1 then
+        b := pycontext._first_unit(s, s.lo_seq + c_piece + 1);
+    elsif s.source is not null and v_measure > r.trigger_tokens then
+        select q.border_seq, q.tokens into v_piece_seq, v_piece_tokens
+        from pycontext._source_piece(s, b.unit_seq, c_piece) q;
+        b.unit_seq := coalesce(v_piece_seq, b.unit_seq);
+    end if;
     -- a call that still waits, and its unit, stay; so does a unit whose results lie on both sides
     select least(min((o.value ->> 'seq')::bigint), b.unit_seq) into v_unit
     from jsonb_each(s.open_calls) o
@@ -158,7 +196,7 @@ begin
             else pycontext._request_before(s, v_last.seq + 1, v_last.after_user, greatest(s.lo_seq, v_head_to)) end;
         select m.request_frozen into v_left
         from pycontext.message m where m.chat_id = s.chat_id and m.message_id = s.line_id and v_request.seq is not null;
-        v_covered := b.start_total - s.line_total
+        v_covered := coalesce(v_piece_tokens, b.start_total - s.line_total)
             - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end;
         -- before a call that waits, far back in an adopted chat, nothing was counted
         if v_covered <= 0 or v_covered > coalesce(v_request.frozen_tokens, 0) then
@@ -168,8 +206,9 @@ begin
             r.covered_tokens := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0);
             r.max_line_tokens := least(v_limit, r.covered_tokens * 2 / 3 + r.summary_tokens);
             r.max_summary_tokens := least(r.max_line_tokens, pycontext._summary_limit(p, least(s.token_budget, s.profile_budget)));
-            r.expected_tokens := r.window_tokens - r.covered_tokens - coalesce(v_left, 0) - r.summary_tokens + r.max_line_tokens
-                + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+            r.expected_tokens := greatest(r.max_line_tokens, r.window_tokens - r.covered_tokens - coalesce(v_left, 0)
+                - r.summary_tokens + r.max_line_tokens
+                + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub)));
         end if;
     end if;
 
@@ -331,11 +370,16 @@ declare
     v_winner pycontext.message;
     v_end record;
     v_after record;
+    v_line_seq bigint;
+    v_line_no smallint;
+    v_is_far boolean;
     v_gone bigint;
     v_now timestamptz := clock_timestamp();
     v_rows bigint;
 begin
     select t.* into c from pycontext.chat t where t.chat_id = s.chat_id;
+    v_line_seq := coalesce(c.line_seq, 0);
+    v_line_no := c.line_no;
     select count(*) into v_gone
     from pycontext.message t
     where t.chat_id = c.chat_id and t.seq = place and t.line_no > 0 and t.origin = _place_line.origin and t.gone_act is not null;
@@ -399,12 +443,16 @@ begin
         c.line_no := r.line_no;
     end if;
     if c.source is null then
-        -- figures of what follows the newest line
+        -- figures of what follows the newest line: counted, or what the line took in taken off, whichever is less to read
+        v_is_far := c.last_seq - c.line_seq > c.line_seq - v_line_seq;
         select coalesce(sum(x.tokens), 0) as live, coalesce(sum(greatest(x.tokens - x.frozen_tokens, 0)), 0) as excess
         into v_after
-        from pycontext._thread_rows(c.chat_id, null, array[c.line_seq + 1], array[c.last_seq]) x;
-        c.live_tokens := v_after.live;
-        c.excess_tokens := v_after.excess + pycontext._kept_excess(c.chat_id, c.line_seq, c.line_no);
+        from pycontext._thread_rows(c.chat_id, null, array[case when v_is_far then v_line_seq else c.line_seq end + 1],
+            array[case when v_is_far then c.line_seq else c.last_seq end]) x;
+        c.live_tokens := case when v_is_far then c.live_tokens - v_after.live else v_after.live end;
+        c.excess_tokens := case when v_is_far
+            then c.excess_tokens - v_after.excess - pycontext._kept_excess(c.chat_id, v_line_seq, v_line_no) else v_after.excess end
+            + pycontext._kept_excess(c.chat_id, c.line_seq, c.line_no);
         c.straddles := c.straddles * int8multirange(int8range(c.line_seq + 1, null));
     end if;
     if origin = 'reset' then
@@ -463,6 +511,7 @@ declare
     v_tokens integer;
     v_covered bigint;
     v_rows bigint;
+    v_first bigint;
     v_before integer;
     v_after integer;
     v_limit integer;
@@ -503,10 +552,19 @@ begin
     l := pycontext._line_before(chat_id, v_to);
     s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
     f := pycontext._line_frame(s, l, v_to);
-    select count(*), coalesce(sum(q.tokens) filter (where not coalesce(q.unit_seq between f.head_from and f.head_to, false)
-        and q.seq is distinct from f.request_seq), 0)
-    into v_rows, v_covered
-    from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) q;
+    if c.source is null then
+        -- narrow columns alone: a caller of his own may take in any stretch
+        select count(*), min(q.seq), coalesce(sum(q.tokens) filter (where not coalesce(q.unit_seq between f.head_from and f.head_to, false)
+            and q.seq is distinct from f.request_seq), 0)
+        into v_rows, v_first, v_covered
+        from pycontext._stored_row q
+        where q.chat_id = c.chat_id and q.unit_seq between s.lo_seq + 1 and v_to and q.line_no = 0 and q.gone_act is null;
+    else
+        select count(*), min(q.seq), coalesce(sum(q.tokens) filter (where not coalesce(q.unit_seq between f.head_from and f.head_to, false)
+            and q.seq is distinct from f.request_seq), 0)
+        into v_rows, v_first, v_covered
+        from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) q;
+    end if;
     if c.straddles @> v_to + 1 or c.source is null and exists (
             select from pycontext._stored_row q
             where q.chat_id = c.chat_id and q.seq between v_to + 1 and v_to + 200 and q.line_no = 0 and q.gone_act is null
@@ -531,8 +589,7 @@ begin
             'make it shorter; nothing was stored');
     end if;
     summary := summary || jsonb_build_object('covers', jsonb_build_object(
-        'from_seq', case when l.origin = 'compaction' then l.covers_from else coalesce((
-            select min(x.seq) from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) x), v_to) end,
+        'from_seq', case when l.origin = 'compaction' then l.covers_from else coalesce(v_first, v_to) end,
         'to_seq', v_to, 'rows', v_rows) || case when c.source is null then '{}' else jsonb_build_object('digest',
             pycontext._segment_digest(c.chat_id, c.source, s.lo_seq, v_to)) end);
     select q.window_tokens into v_before from pycontext.compaction_plan(chat_id, token_budget) q;

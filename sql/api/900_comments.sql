@@ -583,6 +583,8 @@ begin
             ('_place_of', 'The seq of a live message. PCX02.'),
             ('_line_before', 'The newest live line placed before a seq.'),
             ('_line_frame', 'What a line keeps in sight from before it: head and request.'),
+            ('_source_piece', 'How far one pass goes in a long stretch of an adopted chat.'),
+            ('_line_limit', 'Most tokens a line may take, its list of files, ids and addresses included.'),
             ('_place_line', 'Places a line after a message, logs the act and brings the chat''s figures up to date.'),
             ('_log_pass', 'Logs a compaction attempt.'),
             ('_chat_state', 'Reads the figures of a chat and what bounds a read of it. PCX01, PCX02.'),

@@ -124,6 +124,62 @@ def test_a_range_that_stays_in_sight_is_no_reason_for_a_pass(memory: pycontext.D
         assert done.tokens_after <= plan.expected_tokens
 
 
+def long_stretch(db: Connection, chat: str, rows: int) -> None:
+    """Many small messages, appended at once."""
+    db.execute(
+        "select from pycontext.append_messages(%s, (select jsonb_agg(jsonb_build_object("
+        "'role', case when n %% 2 = 0 then 'assistant' else 'user' end, 'content', 'Parcel QX-' || n || ' is late.'))"
+        " from generate_series(1, %s) n))",
+        (chat, rows),
+    )
+
+
+def test_a_long_stretch_is_told_in_pieces(memory: pycontext.Database, db: Connection) -> None:
+    """No pass takes in more than 2,000 messages; together they leave no gap, and the window is below its trigger."""
+    memory.create_chat("a")
+    long_stretch(db, "a", 5000)
+    done = memory.compact("a", token_budget=4000)
+    assert (done.outcome, done.from_seq) == ("summarized", 1), done.reason
+    passes = db.execute(
+        "select from_seq, to_seq, tokens_after from pycontext.pass where outcome = 'summarized' order by pass_no"
+    ).fetchall()
+    assert len(passes) >= 3
+    assert all(to_seq - from_seq < 2000 for from_seq, to_seq, _ in passes)
+    assert [one[1] + 1 for one in passes[:-1]] == [one[0] for one in passes[1:]]
+    assert passes[-1][1] == done.to_seq
+    after = memory.plan("a", 4000)
+    assert after.decision == "none"
+    assert done.tokens_after == after.window_tokens
+    row = db.execute(
+        "select c.live_tokens, (select sum(m.tokens) from pycontext.message m"
+        " where m.seq > c.line_seq and m.line_no = 0) from pycontext.chat c"
+    ).fetchone()
+    assert row is not None
+    assert row[0] == row[1], "the figures on the chat's row are those of its tail"
+
+
+def test_a_long_stretch_of_an_adopted_chat_is_told_in_pieces(
+    memory: pycontext.Database, db: Connection
+) -> None:
+    db.execute(
+        "create table post (chat_id bigint, seq bigint primary key, role text, content text, created_at timestamptz)"
+    )
+    db.execute(
+        "insert into post select 7, n, case when n % 2 = 0 then 'assistant' else 'user' end,"
+        " 'Parcel QX-' || n || ' is late.', now() - interval '1 day' from generate_series(1, 4500) n"
+    )
+    db.execute("create view chat_message as select *, seq as message_id from post")
+    db.execute("select pycontext.register_source('posts', 'chat_message', is_default => true)")
+    done = memory.compact(7, token_budget=4000)
+    assert done.outcome == "summarized", done.reason
+    passes = db.execute(
+        "select to_seq from pycontext.pass where outcome = 'summarized' order by pass_no"
+    ).fetchall()
+    assert [one[0] for one in passes][:2] == [2000, 4000]
+    assert len(passes) == 3
+    assert memory.plan(7, 4000).decision == "none"
+
+
 def test_an_unchanged_chat_is_not_compacted_twice(
     memory: pycontext.Database, fill: Fill, watched: Any
 ) -> None:
