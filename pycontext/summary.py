@@ -366,7 +366,8 @@ def validate(summary: Summary, max_tokens: int | None = None, count: Count | Non
     `put_summary` checks the same once more.
     """
     texts = [one_line(text) for text in summary.texts()]
-    words = [text for text in texts if any(ch.isalnum() for ch in text)]
+    # without the places: `#503 …` is no status
+    words = [text for text in (_SEQ.sub(" ", one).strip() for one in texts) if any(map(str.isalnum, text))]
     if not words:
         return "the summary is empty"
     if all(_HEADING.fullmatch(text) for text in words):

@@ -37,9 +37,10 @@ as $$
 $$;
 
 -- Where more than max_rows rows of an adopted chat lie between its newest line and a border: the row after the first
--- max_rows, and what these cost, roughly.
+-- max_rows, what these cost, roughly, and how far on a result may answer one of them.
 create or replace function pycontext._source_piece(
-    s pycontext._window_state, before_seq bigint, max_rows integer, out border_seq bigint, out tokens bigint)
+    s pycontext._window_state, before_seq bigint, max_rows integer, out border_seq bigint, out tokens bigint,
+    out to_seq bigint)
 returns record
 language plpgsql stable
 set search_path = ''
@@ -54,11 +55,12 @@ begin
     end if;
     execute pycontext._source_query(f, false, false, false, false, false)
     into v_rows
-    using s.chat_id, s.lo_seq + 1, before_seq - 1, max_rows + 1, null::text, pycontext._time_at(s.lo_seq + 1),
+    using s.chat_id, s.lo_seq + 1, before_seq - 1, max_rows + 512, null::text, pycontext._time_at(s.lo_seq + 1),
         pycontext._time_at(before_seq - 1);
     if cardinality(v_rows) > max_rows then
         border_seq := v_rows[max_rows + 1].seq;
-        select sum(4 + octet_length(r.content::text) / 4) into tokens from unnest(v_rows) r;
+        to_seq := v_rows[cardinality(v_rows)].seq;
+        select sum(4 + octet_length(r.content::text) / 4) into tokens from unnest(v_rows[:max_rows]) r;
     end if;
 end
 $$;
@@ -96,6 +98,7 @@ declare
     v_request pycontext._place_row;
     v_piece_seq bigint;
     v_piece_tokens bigint;
+    v_piece_to bigint;
     v_covered bigint;
     v_left integer;
     c_piece constant integer := 2000;
@@ -160,9 +163,10 @@ begin
     if s.source is null and b.unit_seq > s.lo_seq + c_piece + 1 then
         b := pycontext._first_unit(s, s.lo_seq + c_piece + 1);
     elsif s.source is not null and v_measure > r.trigger_tokens then
-        select q.border_seq, q.tokens into v_piece_seq, v_piece_tokens
+        select q.border_seq, q.tokens, q.to_seq into v_piece_seq, v_piece_tokens, v_piece_to
         from pycontext._source_piece(s, b.unit_seq, c_piece) q;
         b.unit_seq := coalesce(v_piece_seq, b.unit_seq);
+        s.hi_seq := coalesce(v_piece_to, s.hi_seq);
     end if;
     -- a call that still waits, and its unit, stay; so does a unit whose results lie on both sides
     select least(min((o.value ->> 'seq')::bigint), b.unit_seq) into v_unit
@@ -204,7 +208,8 @@ begin
             r.to_seq := v_last.seq;
             r.after_message_id := v_last.message_id;
             r.covered_tokens := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0);
-            r.max_line_tokens := least(v_limit, r.covered_tokens * 2 / 3 + r.summary_tokens);
+            -- with its fence it takes less than what it replaces
+            r.max_line_tokens := least(v_limit, greatest(least(r.covered_tokens * 2 / 3, r.covered_tokens - 70), 30) + r.summary_tokens);
             r.max_summary_tokens := least(r.max_line_tokens, pycontext._summary_limit(p, least(s.token_budget, s.profile_budget)));
             r.expected_tokens := greatest(r.max_line_tokens, r.window_tokens - r.covered_tokens - coalesce(v_left, 0)
                 - r.summary_tokens + r.max_line_tokens
@@ -233,7 +238,7 @@ begin
         r.decision := 'skip';
         r.reason := format('%s tokens are over the trigger of %s, but what is left is protected: head, newest turn, tail, '
             'calls that wait', v_measure, r.trigger_tokens);
-    elsif r.window_tokens - r.expected_tokens < 0.15 * s.token_budget then
+    elsif r.window_tokens - r.expected_tokens < 0.25 * s.token_budget then
         r.decision := 'skip';
         r.reason := format('a summary would free only %s of %s tokens', r.window_tokens - r.expected_tokens, v_measure);
     elsif p.compaction_mode = 'warn' then

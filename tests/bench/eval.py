@@ -43,6 +43,7 @@ class Measured:
     turns: int = 0
     sent: int = 0
     same: int = 0
+    new: int = 0
     over: int = 0
     passes: list[tuple[str, int, int]] = field(default_factory=list)
     artifacts: int = 0
@@ -53,6 +54,10 @@ class Measured:
     def prefix(self) -> float:
         """Share of the input that is a byte prefix of the request before."""
         return self.same / self.sent if self.sent else 0.0
+
+    def ceiling(self) -> float:
+        """The same where nothing but what is new had ever moved."""
+        return 1 - self.new / self.sent if self.sent else 0.0
 
 
 def sessions(data: Path) -> Iterator[tuple[str, list[Conversation]]]:
@@ -90,6 +95,7 @@ def replay(
     """Adds the rows as they came; each reply is a request, compared byte by byte with the one before."""
     m = Measured()
     before = b""
+    known: set[str] = set()
     db.create_chat(chat, system_prompt=prompt)
     n = 0
     while n < len(rows):
@@ -103,11 +109,27 @@ def replay(
                     m.requests += 1
                     m.sent += len(request)
                     m.same += _common(before, request)
+                    m.new += _appended(known, turn.messages)
+                    known = {_key(message) for message in turn.messages}
                     m.over += turn.window_tokens > turn.token_budget
                     before = request
                 turn.add(rows[n])
                 n += 1
     return m
+
+
+def _key(message: dict[str, Any]) -> str:
+    return json.dumps(message, ensure_ascii=False, sort_keys=True)
+
+
+def _appended(known: set[str], messages: list[dict[str, Any]]) -> int:
+    """Bytes of the messages at the end that the request before did not have."""
+    size = 0
+    for message in reversed(messages):
+        if _key(message) in known:
+            break
+        size += len(json.dumps(message, ensure_ascii=False).encode())
+    return size
 
 
 def _common(one: bytes, two: bytes) -> int:
@@ -223,10 +245,10 @@ def main() -> None:
         install(conn)
         print(
             "| session | budget | requests | over budget | pre-pass alone | outcomes told"
-            " | passes per 100 turns (pruned / summarized) | prefix of input"
+            " | passes per 100 turns (pruned / summarized) | prefix of input | at most"
             " | artifacts named | stated values alive |"
         )
-        print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+        print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
         with pycontext.connect(server.get_uri(), summarizer=ExtractiveSummarizer()) as db:
             for name, conversations in sessions(arguments.data):
                 rows = joined(conversations)
@@ -247,6 +269,7 @@ def main() -> None:
                         f"{told}/{count}",
                         f"{100 * (pruned + made) / max(m.turns, 1):.0f} ({pruned} / {made})",
                         f"{100 * m.prefix():.1f}%",
+                        f"{100 * m.ceiling():.1f}%",
                         f"{m.artifacts_named}/{m.artifacts}",
                         f"{m.values_alive}/{m.values}",
                     ]

@@ -128,23 +128,24 @@ def long_stretch(db: Connection, chat: str, rows: int) -> None:
     """Many small messages, appended at once."""
     db.execute(
         "select from pycontext.append_messages(%s, (select jsonb_agg(jsonb_build_object("
-        "'role', case when n %% 2 = 0 then 'assistant' else 'user' end, 'content', 'Parcel QX-' || n || ' is late.'))"
+        "'role', case when n %% 2 = 0 then 'assistant' else 'user' end,"
+        " 'content', 'Parcel QX-' || n || ' is late.'))"
         " from generate_series(1, %s) n))",
         (chat, rows),
     )
 
 
 def test_a_long_stretch_is_told_in_pieces(memory: pycontext.Database, db: Connection) -> None:
-    """No pass takes in more than 2,000 messages; together they leave no gap, and the window is below its trigger."""
+    """No pass takes in more than 2,000 messages; they leave no gap, and the window is small again."""
     memory.create_chat("a")
     long_stretch(db, "a", 5000)
     done = memory.compact("a", token_budget=4000)
     assert (done.outcome, done.from_seq) == ("summarized", 1), done.reason
     passes = db.execute(
-        "select from_seq, to_seq, tokens_after from pycontext.pass where outcome = 'summarized' order by pass_no"
+        "select from_seq, to_seq from pycontext.pass where outcome = 'summarized' order by pass_no"
     ).fetchall()
     assert len(passes) >= 3
-    assert all(to_seq - from_seq < 2000 for from_seq, to_seq, _ in passes)
+    assert all(to_seq - from_seq < 2000 for from_seq, to_seq in passes)
     assert [one[1] + 1 for one in passes[:-1]] == [one[0] for one in passes[1:]]
     assert passes[-1][1] == done.to_seq
     after = memory.plan("a", 4000)
@@ -162,7 +163,8 @@ def test_a_long_stretch_of_an_adopted_chat_is_told_in_pieces(
     memory: pycontext.Database, db: Connection
 ) -> None:
     db.execute(
-        "create table post (chat_id bigint, seq bigint primary key, role text, content text, created_at timestamptz)"
+        "create table post"
+        " (chat_id bigint, seq bigint primary key, role text, content text, created_at timestamptz)"
     )
     db.execute(
         "insert into post select 7, n, case when n % 2 = 0 then 'assistant' else 'user' end,"

@@ -253,6 +253,7 @@ def test_any_value_can_be_read(value: object) -> None:
         (Summary(resolved=("Решения:", "Факты")), "headings"),
         (Summary(notes="Error: timeout"), "error"),
         (Summary(notes="503 Service Unavailable"), "error"),
+        (Summary(resolved=("#12: 503 Service Unavailable",)), "error"),
         (Summary(resolved=("Ошибка сервера",)), "error"),
         (Summary(notes="I'm sorry, but I can't help with that."), "refusal"),
         (Summary(facts=("string",), resolved=("...",)), "placeholder"),
@@ -271,6 +272,7 @@ def test_what_must_not_be_stored(summary: Summary, word: str) -> None:
         Summary(notes="Пользователь решил оставить всё как есть."),
         Summary(active_task="书单"),
         Summary(artifacts=("a.py",)),
+        Summary(resolved=("#503 asked: the table for four", "#567 replied: booked")),
     ],
 )
 def test_what_may_be_stored(summary: Summary) -> None:
