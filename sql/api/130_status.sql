@@ -55,7 +55,7 @@ begin
         (select coalesce(sum(c.last_seq), 0) from pycontext.chat c where c.source is null)), null
     union all
     select 'warning', 'uncounted rows', format('%s rows in %s chats are estimated, not counted', sum(u.n), count(*)),
-        'count them: db.count_tokens(chat_id), or read the chat through the Python turn handler'
+        'the worker counts them; or db.count_tokens(chat_id)'
     from (
         select count(*) as n from pycontext.message m where m.encoding is null and m.gone_act is null
         group by m.chat_id) u
@@ -68,6 +68,13 @@ begin
         select distinct on (p.chat_id) p.chat_id, p.outcome, p.reason, p.created_at
         from pycontext.pass p order by p.chat_id, p.pass_no desc) f
     where f.outcome = 'failed'
+    having count(*) > 0
+    union all
+    select 'error', 'failed flushes', format('%s chats whose facts could not be taken, newest: %s', count(*),
+        (array_agg(c.flush_error order by c.flush_failed_at desc))[1]),
+        'their compaction waits for it: mend the extractor, or set_profile(…, flush_mode => ''optional'')'
+    from pycontext.chat c
+    where c.flush_error is not null
     having count(*) > 0
     union all
     select 'warning', 'chats over budget', format('%s chats hold more than their budget; the oldest part is pruned or left out: %s%s',
