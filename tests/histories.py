@@ -522,7 +522,10 @@ class Machine:
             "content": None if move.words is None else str(move.words),
         }
         if move.reasoning:
-            parts: list[dict[str, Any]] = [{"type": "thinking", "thinking": "hm " * 20, "signature": "c2ln"}]
+            parts: list[dict[str, Any]] = [
+                {"type": "thinking", "thinking": "hm " * 20, "signature": "c2ln"},
+                {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "aGht" * 5},
+            ]
             if move.words is not None:
                 parts.append({"type": "text", "text": str(move.words)})
             message["content"] = parts

@@ -177,12 +177,11 @@ _RESPONSES_PARTS = {
     "user": {"input_text", "input_image", "input_file"},
     "system": {"input_text"},
     "developer": {"input_text"},
-    "assistant": {"output_text", "refusal"},
 }
 
 
 def openai_responses(items: Sequence[JSON]) -> None:
-    """`input` of a response."""
+    """`input` of a response that carries its whole context: no previous_response_id, nothing looked up."""
     _need(isinstance(items, list) and len(items) > 0, "input", "must not be empty")
     kinds = [item.get("type", "message") for item in items]
     _need(
@@ -201,6 +200,7 @@ def openai_responses(items: Sequence[JSON]) -> None:
         last,
     )
     calling: set[str] = set()  # calls of the group that is being read
+    called: set[str] = set()  # all so far: an output is found by its call_id alone
     answering = False
     for number, (kind, item) in enumerate(zip(kinds, items, strict=True)):
         place = f"input[{number}]"
@@ -209,37 +209,86 @@ def openai_responses(items: Sequence[JSON]) -> None:
                 not (answering and calling), place, "calls without results before this call", sorted(calling)
             )
             answering = False
-            for key in ("call_id", "name"):
-                _need(isinstance(item.get(key), str) and item[key] != "", place, f"needs {key}", item)
-            _need(isinstance(item.get("arguments"), str), place, "arguments must be a string")
-            _need(item["call_id"] not in calling, place, "two calls share an id", item["call_id"])
+            _keys(item, place, {"type", "call_id", "name", "arguments"}, {"id", "status"})
+            _call_id(item["call_id"], place)
+            _need(
+                isinstance(item["name"], str)
+                and re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", item["name"]) is not None,
+                place,
+                "name of the function",
+                item["name"],
+            )
+            _need(isinstance(item["arguments"], str), place, "arguments must be a string")
+            _need(item["call_id"] not in called, place, "two calls share an id", item["call_id"])
             calling.add(item["call_id"])
+            called.add(item["call_id"])
         elif kind == "function_call_output":
-            _need(item.get("call_id") in calling, place, "no call for this result", item.get("call_id"))
+            _keys(item, place, {"type", "call_id", "output"}, {"id", "status"})
+            _call_id(item["call_id"], place)
+            _need(item["call_id"] in calling, place, "no call for this result", item["call_id"])
             calling.discard(item["call_id"])
             answering = True
-            if not isinstance(item.get("output"), str):
-                _responses_content(item.get("output"), "user", place)
+            _responses_content(item["output"], "user", place)
         else:
             _need(not calling, place, "calls without results before this item", sorted(calling))
             answering = False
             if kind == "message":
-                _need(item.get("role") in _RESPONSES_PARTS, place, "unknown role", item.get("role"))
-                _responses_content(item.get("content"), str(item["role"]), place)
+                _responses_message(item, place)
             elif kind == "reasoning":
-                _need(isinstance(item.get("summary"), list), place, "reasoning needs its summary list")
+                _keys(
+                    item,
+                    place,
+                    {"type", "id", "summary"},
+                    {"content", "encrypted_content", "status"},
+                )
+                _need(isinstance(item["summary"], list), place, "reasoning needs its summary list")
+                following = items[number + 1] if number + 1 < len(items) else {}
                 _need(
-                    number + 1 < len(items)
-                    and (
-                        kinds[number + 1] in ("function_call", "reasoning")
-                        or (kinds[number + 1] == "message" and items[number + 1].get("role") == "assistant")
-                    ),
+                    following.get("type") in _AFTER_REASONING or following.get("role") == "assistant",
                     place,
                     "reasoning without the item that must follow it",
                 )
             else:
-                _refuse(place, "unknown type", kind)
+                _need(kind in _BUILT_IN, place, "unknown type", kind)
+                _need(isinstance(item.get("id"), str), place, "needs its id", item)
     _need(not calling, "input", "calls without results at the end", sorted(calling))
+
+
+_BUILT_IN = {"web_search_call", "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools"}
+_AFTER_REASONING = _BUILT_IN | {"function_call", "reasoning"}
+
+
+def _call_id(value: object, place: str) -> None:
+    _need(
+        isinstance(value, str) and 1 <= len(value) <= 64,
+        place,
+        "call_id must be of 1 to 64 characters",
+        value,
+    )
+
+
+def _responses_message(item: JSON, place: str) -> None:
+    role = item.get("role")
+    _need(role in ("user", "assistant", "system", "developer"), place, "unknown role", role)
+    if role == "assistant" and not isinstance(item.get("content"), str):
+        # an output message as the API returned it
+        _keys(item, place, {"type", "role", "content", "id", "status"}, {"phase"})
+        _need(
+            isinstance(item["content"], list) and len(item["content"]) > 0, place, "content must not be empty"
+        )
+        for number, part in enumerate(item["content"]):
+            at = f"{place}.content[{number}]"
+            kind = part.get("type")
+            _need(
+                kind in ("output_text", "refusal"),
+                at,
+                "a part of this type does not go into a assistant message",
+                kind,
+            )
+            _text(part.get("text", part.get("refusal")), at)
+        return
+    _keys(item, place, {"role", "content"}, {"type", "phase"})
+    _responses_content(item["content"], str(role), place)
 
 
 def _responses_content(content: object, role: str, place: str) -> None:
@@ -255,10 +304,14 @@ def _responses_content(content: object, role: str, place: str) -> None:
         _need(
             kind in _RESPONSES_PARTS[role], at, f"a part of this type does not go into a {role} message", kind
         )
-        if kind in ("input_text", "output_text"):
-            _text(part.get("text"), at)
+        if kind == "input_text":
+            _keys(part, at, {"type", "text"})
+            _text(part["text"], at)
         elif kind == "input_image":
-            _image_url(part.get("image_url"), at)
+            _keys(part, at, {"type", "detail"}, {"image_url", "file_id"})
+            _need(part["detail"] in ("auto", "low", "high", "original"), at, "detail", part["detail"])
+            if part.get("file_id") is None:
+                _image_url(part.get("image_url"), at)
 
 
 # --- Anthropic messages ---
@@ -266,8 +319,13 @@ def _responses_content(content: object, role: str, place: str) -> None:
 
 def anthropic(request: JSON) -> None:
     """`system` and `messages` of a request."""
-    if "system" in request:
+    if isinstance(request.get("system"), list):
+        _need(len(request["system"]) > 0, "system", "must not be empty")
+        for number, block in enumerate(request["system"]):
+            _block_text(block, f"system[{number}]")
+    elif "system" in request:
         _text(request["system"], "system")
+    _need(len(marks(request)) <= 4, "cache_control", "at most four blocks are marked", marks(request))
     messages = request.get("messages")
     _need(isinstance(messages, list) and len(messages) > 0, "messages", "must not be empty")
     assert isinstance(messages, list)
@@ -313,13 +371,39 @@ def anthropic(request: JSON) -> None:
         _need(
             len(set(uses)) == len(uses) and not called & set(uses), place, "tool_use ids must be unique", uses
         )
+        _need(
+            message["role"] == "user" or content[-1].get("type") not in ("thinking", "redacted_thinking"),
+            place,
+            "the last block must not be thinking",
+        )
         called |= set(uses)
         waiting = set(uses)
     _need(messages[-1]["role"] == "user", "messages", "must end on the user's side")
 
 
+def marks(request: JSON) -> list[tuple[int, int]]:
+    """Where cache marks are: message and block; message -1 is the system prompt."""
+    system = request.get("system")
+    sides = [(-1, system if isinstance(system, list) else [])]
+    sides += list(enumerate(m["content"] for m in request.get("messages") or ()))
+    return [
+        (message, number)
+        for message, blocks in sides
+        if isinstance(blocks, list)
+        for number, block in enumerate(blocks)
+        if isinstance(block, Mapping) and "cache_control" in block
+    ]
+
+
 def _block_text(block: JSON, place: str) -> None:
     _keys(block, place, {"type", "text"}, {"cache_control", "citations"})
+    if "cache_control" in block:
+        _need(
+            block["cache_control"] in ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}),
+            place,
+            "cache_control",
+            block["cache_control"],
+        )
     _text(block["text"], place)
 
 

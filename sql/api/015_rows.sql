@@ -20,7 +20,8 @@ create or replace view pycontext.turn_start as
 select
     null::text as message_id, null::bigint as seq, null::jsonb as messages, null::integer as window_tokens,
     null::integer as token_budget, null::boolean as is_degraded, null::boolean as is_answered,
-    null::boolean as prompt_differs, null::text as decision, null::text as reason, null::text as encoding
+    null::boolean as prompt_differs, null::text as decision, null::text as reason, null::text as encoding,
+    null::bigint as read_seq
 where false;
 
 create or replace view pycontext.window_status_row as
@@ -29,7 +30,7 @@ select
     null::integer as token_budget, null::integer as window_tokens, null::integer as trigger_tokens,
     null::boolean as is_degraded, null::bigint as messages, null::bigint as last_seq, null::text as line_id,
     null::bigint as line_seq, null::text as line_origin, null::bigint as uncounted, null::bigint as act_no,
-    null::bigint as edit_no
+    null::bigint as edit_no, null::text as model, null::numeric as next_token_scale
 where false;
 
 create or replace view pycontext.compaction_plan_row as

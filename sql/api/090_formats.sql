@@ -8,6 +8,38 @@ as $$
     select format(E'<%s>\n%s\n</%s>', tag, pycontext._escape_fences(body), tag)
 $$;
 
+-- Where an image is, as a URL: whichever provider's part it came in. Null for a file that only one provider has.
+create or replace function pycontext._image_url(part jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select coalesce(part #>> '{image_url,url}', part ->> 'image_url', part #>> '{source,url}',
+        format('data:%s;base64,%s', nullif(part #>> '{source,media_type}', ''), nullif(part #>> '{source,data}', '')))
+    where part #>> '{image_url,url}' is not null or jsonb_typeof(part -> 'image_url') = 'string'
+        or part #>> '{source,type}' in ('url', 'base64')
+$$;
+
+-- One part as chat completions take it from that role; another provider's part in its own form.
+create or replace function pycontext._openai_part(part jsonb, role text)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case k.kind
+        when 'text' then case when part ->> 'type' = 'text' then part
+            else jsonb_build_object('type', 'text', 'text', pycontext._part_text(part)) end
+        when 'image' then case
+            when role = 'tool' then '{"type": "text", "text": "[image: in the message after the results]"}'
+            when role <> 'user' or pycontext._image_url(part) is null then '{"type": "text", "text": "[image]"}'
+            when part ->> 'type' = 'image_url' then part
+            else jsonb_build_object('type', 'image_url', 'image_url', jsonb_build_object('url', pycontext._image_url(part))) end
+        else case
+            when part ->> 'type' in ('input_audio', 'file') and role = 'user' or part ->> 'type' = 'refusal' and role = 'assistant'
+                then part
+            else jsonb_build_object('type', 'text', 'text', part::text) end
+    end
+    from (select pycontext._part_kind(part) as kind) k
+$$;
+
 -- Content as chat completions take it: no reasoning parts; for a tool result text alone, its images told in words.
 create or replace function pycontext._openai_content(content jsonb, role text, has_calls boolean)
 returns jsonb
@@ -18,9 +50,7 @@ begin
     if jsonb_typeof(content) is distinct from 'array' then
         return content;
     end if;
-    select jsonb_agg(case when role = 'tool' and pycontext._part_kind(e.value) = 'image'
-            then '{"type": "text", "text": "[image: in the message after the results]"}'::jsonb else e.value end
-            order by e.ordinality)
+    select jsonb_agg(pycontext._openai_part(e.value, role) order by e.ordinality)
     into content
     from jsonb_array_elements(content) with ordinality e
     where pycontext._part_kind(e.value) <> 'reasoning';
@@ -60,7 +90,7 @@ begin
         select (select coalesce(min(x.ordinal) - 1, cardinality(rows)) from unnest(rows) x
                 where x.ordinal > w.ordinal and x.role <> 'tool'), 2 + w.ordinal,
             jsonb_build_object('role', 'user', 'content', (
-                select jsonb_agg(e.value order by e.ordinality)
+                select jsonb_agg(pycontext._openai_part(e.value, 'user') order by e.ordinality)
                 from jsonb_array_elements(w.content) with ordinality e where pycontext._part_kind(e.value) = 'image'))
         from unnest(rows) w
         where w.role = 'tool' and jsonb_typeof(w.content) = 'array'
@@ -101,29 +131,70 @@ as $$
     select pycontext._openai_of(pycontext._window_array(chat_id, token_budget, as_of), memory, pycontext._strict_roles(chat_id))
 $$;
 
--- Content blocks of one message for Anthropic: text, images, reasoning kept whole.
-create or replace function pycontext._anthropic_blocks(content jsonb)
+-- Content blocks of one message for Anthropic. Signed thinking stays as it came, other providers' reasoning does not go
+-- in; no message of the assistant's ends on thinking.
+create or replace function pycontext._anthropic_blocks(content jsonb, role text, has_calls boolean)
 returns jsonb
 language sql immutable parallel safe
 as $$
     select case jsonb_typeof(content)
         when 'string' then jsonb_build_array(jsonb_build_object('type', 'text', 'text', content #>> '{}'))
         when 'array' then (
-            select jsonb_agg(case
-                when pycontext._part_kind(e.value) = 'text' then
-                    jsonb_build_object('type', 'text', 'text', pycontext._part_text(e.value))
-                when e.value ->> 'type' in ('image_url', 'input_image') then
-                    case when u.url like 'data:%' then jsonb_build_object('type', 'image', 'source', jsonb_build_object(
-                        'type', 'base64', 'media_type', substring(u.url from '^data:([^;,]+)'),
+            select coalesce(jsonb_agg(case
+                when k.kind = 'reasoning' then e.value
+                when k.kind = 'text' then jsonb_build_object('type', 'text', 'text', pycontext._part_text(e.value))
+                when k.kind = 'image' and role = 'assistant' or k.kind = 'image' and u.url is null and not e.value ? 'source'
+                    then '{"type": "text", "text": "[image]"}'
+                when k.kind = 'image' and e.value ->> 'type' = 'image' then e.value
+                when k.kind = 'image' and u.url like 'data:%' then jsonb_build_object('type', 'image', 'source',
+                    jsonb_build_object('type', 'base64', 'media_type', substring(u.url from '^data:([^;,]+)'),
                         'data', substring(u.url from ',(.*)$')))
-                    else jsonb_build_object('type', 'image', 'source', jsonb_build_object('type', 'url', 'url', u.url)) end
-                when pycontext._part_kind(e.value) in ('image', 'reasoning') then e.value
+                when k.kind = 'image' then
+                    jsonb_build_object('type', 'image', 'source', jsonb_build_object('type', 'url', 'url', u.url))
+                when role = 'user' and e.value ->> 'type' in ('document', 'search_result')
+                    or role = 'assistant' and e.value ->> 'type' ~ '^(server_tool_use|mcp_tool_use|\w+_tool_result)$' then e.value
                 else jsonb_build_object('type', 'text', 'text', e.value::text)
-            end order by e.ordinality)
+            end order by e.ordinality), '[]')
+            || case when has_calls or bool_or(k.kind <> 'reasoning') then '[]'
+                else '[{"type": "text", "text": "(empty)"}]'::jsonb end
             from jsonb_array_elements(content) with ordinality e
-            cross join lateral (select coalesce(e.value #>> '{image_url,url}', e.value ->> 'image_url') as url) u)
+            cross join lateral (select pycontext._part_kind(e.value) as kind) k
+            cross join lateral (select case when k.kind = 'image' then pycontext._image_url(e.value) end as url) u
+            where k.kind <> 'reasoning' or e.value ->> 'type' = 'redacted_thinking'
+                or e.value ->> 'type' = 'thinking' and e.value ->> 'signature' <> '')
         else '[]'
     end
+$$;
+
+-- The ids of a row's calls as they are sent: of an alphabet that every provider takes, and unique in the request. A later
+-- use of an id takes the place of its call along; `used` holds what stands in the request already.
+create or replace function pycontext._call_ids(tool_calls jsonb, seq bigint, used jsonb)
+returns jsonb
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_ids jsonb := '{}';
+    v_id text;
+    v_clean text;
+    v_sent text;
+    n integer;
+begin
+    for v_id in
+        select e.value ->> 'id' from jsonb_array_elements(tool_calls) with ordinality e order by e.ordinality
+    loop
+        v_clean := left(regexp_replace(v_id, '[^a-zA-Z0-9_-]', '_', 'g'), 64);
+        v_sent := v_clean;
+        n := 0;
+        while used ? v_sent loop
+            v_sent := left(v_clean, 40) || '_' || seq || case when n > 0 then '_' || n else '' end;
+            n := n + 1;
+        end loop;
+        used := used || jsonb_build_object(v_sent, true);
+        v_ids := v_ids || jsonb_build_object(v_id, v_sent);
+    end loop;
+    return v_ids;
+end
 $$;
 
 -- A call's input must be an object for Anthropic; what does not parse is passed whole under one key.
@@ -142,24 +213,71 @@ exception when others then
 end
 $$;
 
--- Anthropic messages: {"system": text, "messages": […]}; adjacent rows of one side are joined as separate blocks.
-create or replace function pycontext._anthropic_of(rows pycontext.window_row[], memory text)
+-- Where Anthropic's cache marks go: ordinals of the rows that end a prefix worth keeping, at most four. The system prompt;
+-- the head, which the summary after it leaves in place; the last row of the request before, which is the row before the
+-- newest reply; the newest row. Memory stands before the newest request and is gone in the next turn: where it is given,
+-- the row before it takes the head's place, and a new turn looks back to the row before the last turn's memory.
+-- thinking_seq: the first row of the last turn whose reasoning is left out now; what follows it reads otherwise.
+create or replace function pycontext._cache_marks(rows pycontext.window_row[], has_memory boolean, thinking_seq bigint)
+returns integer[]
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_system integer;
+    v_border integer;
+    v_request integer;
+    v_earlier integer;
+    v_reply integer;
+    v_last integer;
+    v_before integer;
+begin
+    select max(w.ordinal) filter (where w.section = 'system'),
+        coalesce(max(w.ordinal) filter (where w.section = 'head'), max(w.ordinal) filter (where w.section = 'summary')),
+        max(w.ordinal) filter (where w.role = 'user' and w.kind = 'message' and w.section <> 'omitted'),
+        max(w.ordinal) filter (where w.role = 'assistant' and w.follows is distinct from 'assistant'),
+        max(w.ordinal) filter (where w.seq is not null)
+    into v_system, v_border, v_request, v_reply, v_last
+    from (select t.*, lag(t.role) over (order by t.ordinal) as follows from unnest(rows) t) w;
+    v_before := v_reply - 1;
+    if v_request > v_reply then
+        -- the first request of a turn: how far does it read as the last one did?
+        select max(w.ordinal) into v_earlier
+        from unnest(rows) w
+        where w.ordinal < v_request and w.role = 'user' and w.kind = 'message' and w.section <> 'omitted';
+        if has_memory then
+            v_before := least(v_before, v_earlier - 1);
+        else
+            v_before := least(v_before, (select min(w.ordinal) - 1 from unnest(rows) w where w.seq = thinking_seq));
+        end if;
+    end if;
+    return array(
+        select distinct m.ordinal
+        from unnest(array[v_system, case when has_memory then v_request - 1 else v_border end, v_before, v_last]) m (ordinal)
+        where m.ordinal > 0 order by m.ordinal);
+end
+$$;
+
+-- Anthropic messages: {"system": text, "messages": […]}; adjacent rows of one side are joined as separate blocks. The last
+-- block of each row of `marks` gets a cache mark; with marks the system prompt is a block, too.
+create or replace function pycontext._anthropic_of(rows pycontext.window_row[], memory text, marks integer[])
 returns jsonb
 language plpgsql immutable parallel safe
 set search_path = ''
 as $$
 declare
-    v_system text;
-    v_messages jsonb;
+    v_mark constant jsonb := '{"type": "ephemeral"}';
+    v_continue constant jsonb := '[{"type": "text", "text": "(continue)"}]';
+    v_system jsonb;
+    v_messages jsonb[] := '{}';
     v_blocks jsonb;
+    v_row jsonb;
     v_role text;
     v_memory jsonb;
     v_ids jsonb := '{}';
     v_used jsonb := '{}';
     w record;
 begin
-    v_messages := '[]';
-    v_blocks := '[]';
     v_memory := case when memory ~ '\S' then jsonb_build_array(jsonb_build_object('type', 'text',
         'text', pycontext._fenced('memory-context', memory))) else '[]'::jsonb end;
     for w in
@@ -170,12 +288,14 @@ begin
         order by t.ordinal
     loop
         if w.section = 'system' then
-            v_system := w.content #>> '{}';
+            v_system := case when w.ordinal = any (marks)
+                then jsonb_build_array(jsonb_build_object('type', 'text', 'text', w.content, 'cache_control', v_mark))
+                else w.content end;
             continue;
         end if;
         if v_role is null and w.side = 'assistant' then
             v_role := 'user';
-            v_blocks := '[{"type": "text", "text": "(continue)"}]';
+            v_blocks := v_continue;
         end if;
         if w.side is distinct from v_role then
             if v_role is not null then
@@ -188,35 +308,35 @@ begin
             v_blocks := v_blocks || v_memory;
             v_memory := '[]';
         end if;
-        v_blocks := v_blocks || case
+        v_row := case
             when w.role = 'tool' then jsonb_build_array(jsonb_build_object('type', 'tool_result',
-                'tool_use_id', coalesce(v_ids ->> w.tool_call_id, w.tool_call_id), 'content', pycontext._anthropic_blocks(w.content)))
+                'tool_use_id', coalesce(v_ids ->> w.tool_call_id, w.tool_call_id),
+                'content', pycontext._anthropic_blocks(w.content, w.role, false)))
             when w.role in ('system', 'developer') then jsonb_build_array(jsonb_build_object('type', 'text',
                 'text', pycontext._fenced('system-note', pycontext._content_text(w.content))))
-            else pycontext._anthropic_blocks(w.content)
+            else pycontext._anthropic_blocks(w.content, w.role, w.tool_calls is not null)
         end;
         if w.tool_calls is not null then
-            -- ids must be of one alphabet and unique in the request: a later use takes the place of its call along
-            select jsonb_object_agg(e.value ->> 'id', case when v_used ? c.id then left(c.id, 40) || '_' || w.seq else c.id end)
-            into v_ids
-            from jsonb_array_elements(w.tool_calls) e
-            cross join lateral (select regexp_replace(e.value ->> 'id', '[^a-zA-Z0-9_-]', '_', 'g') as id) c;
+            v_ids := pycontext._call_ids(w.tool_calls, w.seq, v_used);
             v_used := v_used || (select jsonb_object_agg(d.value, true) from jsonb_each_text(v_ids) d);
-            v_blocks := v_blocks || (
+            v_row := v_row || (
                 select jsonb_agg(jsonb_build_object('type', 'tool_use', 'id', v_ids ->> (e.value ->> 'id'),
                     'name', left(regexp_replace(e.value #>> '{function,name}', '[^a-zA-Z0-9_-]', '_', 'g'), 128),
                     'input', pycontext._call_input(e.value #>> '{function,arguments}')) order by e.ordinality)
                 from jsonb_array_elements(w.tool_calls) with ordinality e);
         end if;
+        if w.ordinal = any (marks) then
+            v_row := jsonb_set(v_row, '{-1,cache_control}', v_mark);
+        end if;
+        v_blocks := v_blocks || v_row;
     end loop;
     if v_role is not null then
         v_messages := v_messages || jsonb_build_object('role', v_role, 'content', v_blocks);
     end if;
     if v_role is distinct from 'user' or v_memory <> '[]' then
-        v_messages := v_messages || jsonb_build_object('role', 'user', 'content',
-            v_memory || '[{"type": "text", "text": "(continue)"}]'::jsonb);
+        v_messages := v_messages || jsonb_build_object('role', 'user', 'content', v_memory || v_continue);
     end if;
-    return jsonb_strip_nulls(jsonb_build_object('system', v_system)) || jsonb_build_object('messages', v_messages);
+    return jsonb_strip_nulls(jsonb_build_object('system', v_system)) || jsonb_build_object('messages', to_jsonb(v_messages));
 end
 $$;
 
@@ -226,7 +346,7 @@ returns jsonb
 language sql stable
 set search_path = ''
 as $$
-    select pycontext._anthropic_of(pycontext._window_array(chat_id, token_budget, as_of), memory)
+    select pycontext._anthropic_of(pycontext._window_array(chat_id, token_budget, as_of), memory, null)
 $$;
 
 -- The conversation as a person scrolls it: the newest max_rows rows before before_seq by seq, oldest first, lines

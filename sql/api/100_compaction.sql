@@ -604,6 +604,7 @@ begin
         case when l.seq is null then (summary #>> '{covers,from_seq}')::bigint else l.seq + 1 end, v_to, r.message_id, s.token_budget,
         v_before, v_after, coalesce(details, '{}') || jsonb_build_object('lost_values', case when v_rows <= 5000 then (
             select count(*) from pycontext.lost_values(put_summary.chat_id, r.message_id)) end), s.hi_seq);
+    perform pycontext._take_scale(c.chat_id);
     return r;
 end
 $$;
@@ -642,6 +643,7 @@ begin
     where t.chat_id = c.chat_id;
     perform pycontext._log_pass(c, 'pruned', r.reason, s.lo_seq + 1, r.prune_to_seq, null, r.token_budget, r.window_tokens,
         (select q.window_tokens from pycontext.compaction_plan(prune_chat.chat_id, prune_chat.token_budget) q), null, s.hi_seq);
+    perform pycontext._take_scale(c.chat_id);
     select t.* into v_pass from pycontext.pass t where t.chat_id = c.chat_id order by t.pass_no desc limit 1;
     return v_pass;
 end

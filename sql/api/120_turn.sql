@@ -1,6 +1,47 @@
+-- The budget of rows beside recalled memory: what memory takes over its reserve is taken off the profile's budget. A budget
+-- that was given is for the rows alone, and stays.
+create or replace function pycontext._budget_beside(
+    chat_id text, token_budget integer, p pycontext.profile, memory_tokens integer)
+returns integer
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_reserve integer := least(p.memory_tokens, p.context_window / 8);
+    v_memory integer;
+    v_tools integer;
+begin
+    select ceil(memory_tokens * c.token_scale), c.tool_tokens into v_memory, v_tools
+    from pycontext.chat c where c.chat_id = _budget_beside.chat_id;
+    v_memory := coalesce(v_memory, ceil(memory_tokens * p.token_scale));
+    if token_budget is not null or v_memory <= v_reserve then
+        return token_budget;
+    end if;
+    return greatest(pycontext._budget(p, coalesce(v_tools, 0), 1) + v_reserve - v_memory, 1);
+end
+$$;
+
+-- Anthropic's cache marks for the rows of a window. Reasoning of the turn before the newest request is left out from now on.
+create or replace function pycontext._marks(chat_id text, rows pycontext.window_row[], has_memory boolean)
+returns integer[]
+language sql stable
+as $$
+    select pycontext._cache_marks(rows, has_memory, (
+        select min(r.seq)
+        from (
+            select max(w.seq) filter (where w.n = 2) as from_seq, max(w.seq) filter (where w.n = 1) as to_seq
+            from (
+                select t.seq, row_number() over (order by t.ordinal desc) as n
+                from unnest(rows) t where t.role = 'user' and t.kind = 'message' and t.section <> 'omitted') w
+            having count(*) > 1) q
+        cross join lateral pycontext._thread_rows(chat_id, (select c.source from pycontext.chat c where c.chat_id = _marks.chat_id),
+            array[q.from_seq], array[q.to_seq]) r
+        where r.reasoning_tokens > 0 and r.seq < q.to_seq))
+$$;
+
 -- The whole start of a turn in one round trip: get-or-create the chat, append the user's message, read the window.
 -- message null resumes the turn as it stands. memory and context are rendered beside the newest request, never
--- stored. format: openai or anthropic. PCX02, PCX03, PCX05, PCX06.
+-- stored. format: openai, anthropic, responses, or all of them by name. PCX02, PCX03, PCX05, PCX06.
 create or replace function pycontext.start_turn(
     chat_id text, message jsonb default null, token_budget integer default null, tool_tokens integer default null,
     system_prompt text default null, profile text default null, context text default null, memory text default null,
@@ -15,11 +56,17 @@ declare
     p pycontext.compaction_plan_row;
     s pycontext._window_state;
     v_rows pycontext.window_row[];
+    f pycontext.profile;
     v_is_new boolean;
-    v_memory text;
+    v_memory text := nullif(concat_ws(E'\n\n', nullif(memory, ''), nullif(context, '')), '');
+    v_memory_tokens integer := 0;
+    v_openai jsonb;
+    v_anthropic jsonb;
+    v_responses jsonb;
 begin
-    if format is null or format not in ('openai', 'anthropic') then
-        perform pycontext._raise('PCX02', 'unknown format', format('format is %L', format), 'use openai or anthropic');
+    if format is null or format not in ('openai', 'anthropic', 'responses', 'all') then
+        perform pycontext._raise('PCX02', 'unknown format', format('format is %L', format),
+            'use openai, anthropic or responses, or all for the three of them by name');
     end if;
     if query_embedding is not null then
         raise exception using errcode = '0A000', message = 'recall by embedding is not installed',
@@ -63,6 +110,13 @@ begin
     end if;
     r.is_answered := coalesce(r.is_answered, false);
 
+    select t.* into f
+    from pycontext.profile t
+    where t.profile = coalesce((select c.profile from pycontext.chat c where c.chat_id = start_turn.chat_id), 'default');
+    if v_memory ~ '\S' then
+        v_memory_tokens := 4 + pycontext.estimate_tokens(pycontext._fenced('memory-context', v_memory));
+    end if;
+    token_budget := pycontext._budget_beside(chat_id, token_budget, f, v_memory_tokens);
     select q.* into p from pycontext.compaction_plan(chat_id, token_budget) q;
     if p.decision = 'prune' then
         perform pycontext.prune_chat(chat_id, token_budget);
@@ -70,9 +124,7 @@ begin
     r.decision := p.decision;
     r.reason := p.reason;
     r.token_budget := p.token_budget;
-    select f.encoding into r.encoding
-    from pycontext.profile f
-    where f.profile = coalesce((select c.profile from pycontext.chat c where c.chat_id = start_turn.chat_id), 'default');
+    r.encoding := f.encoding;
     -- what the request was read under: an exact replay stands on it
     if message is not null and m.read_budget is null then
         update pycontext.message t
@@ -80,14 +132,27 @@ begin
         from pycontext.chat c
         where c.chat_id = t.chat_id and t.chat_id = start_turn.chat_id and t.seq = m.seq and t.line_no = 0;
     end if;
-    v_memory := nullif(concat_ws(E'\n\n', nullif(memory, ''), nullif(context, '')), '');
     v_rows := pycontext._window_array(chat_id, token_budget, null);
-    r.messages := case when format = 'openai'
-        then pycontext._openai_of(v_rows, v_memory, pycontext._strict_roles(chat_id))
-        else pycontext._anthropic_of(v_rows, v_memory) end;
-    select 3 + coalesce(sum(w.tokens), 0), bool_or(w.section = 'omitted' or w.is_shortened)
-    into r.window_tokens, r.is_degraded
+    if format in ('openai', 'all') then
+        v_openai := pycontext._openai_of(v_rows, v_memory, f.strict_roles);
+    end if;
+    if format in ('anthropic', 'all') then
+        v_anthropic := pycontext._anthropic_of(v_rows, v_memory, pycontext._marks(chat_id, v_rows, v_memory_tokens > 0));
+    end if;
+    if format in ('responses', 'all') then
+        v_responses := pycontext._responses_of(v_rows, v_memory, f.strict_roles);
+    end if;
+    r.messages := case format when 'all'
+        then jsonb_build_object('openai', v_openai, 'anthropic', v_anthropic, 'responses', v_responses)
+        else coalesce(v_openai, v_anthropic, v_responses) end;
+    select 3 + coalesce(sum(w.tokens), 0), bool_or(w.section = 'omitted' or w.is_shortened), coalesce(max(w.seq), 0)
+    into r.window_tokens, r.is_degraded, r.read_seq
     from unnest(v_rows) w;
+    -- what record_usage compares a provider's count with
+    update pycontext.chat c
+    set read_seq = r.read_seq, read_act = c.act_no, read_tokens = r.window_tokens + v_memory_tokens + c.tool_tokens
+    where c.chat_id = start_turn.chat_id and (c.read_seq, c.read_act, c.read_tokens)
+        is distinct from (r.read_seq, c.act_no, r.window_tokens + v_memory_tokens + c.tool_tokens);
     return next r;
 end
 $$;

@@ -35,6 +35,8 @@ begin
             where m.chat_id = window_status.chat_id and m.encoding is null limit 10000) u) end;
     r.act_no := s.act_no;
     r.edit_no := s.edit_no;
+    select c.model, (c.scales ->> c.model)::numeric into r.model, r.next_token_scale
+    from pycontext.chat c where c.chat_id = s.chat_id;
     return next r;
 end
 $$;

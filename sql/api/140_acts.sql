@@ -525,7 +525,7 @@ begin
     end if;
     select t.* into o from pycontext.profile t where t.profile = c.profile;
     c := pycontext._log_act(c, 'profile', false, jsonb_build_object('from', o.profile, 'to', p.profile));
-    update pycontext.chat t set profile = p.profile, token_scale = p.token_scale where t.chat_id = c.chat_id;
+    update pycontext.chat t set profile = p.profile, token_scale = p.token_scale, scales = '{}' where t.chat_id = c.chat_id;
     if c.source is null and (o.encoding, o.image_tokens) <> (p.encoding, p.image_tokens) then
         perform pycontext._recount(c, o, p);
     end if;
@@ -599,6 +599,7 @@ begin
     n.source := null;
     n.act_no := c.act_no + 1;
     n.edit_no := 0;
+    n.read_tokens := null;
     n.created_at := v_now;
     n.updated_at := v_now;
     if c.source is null then

@@ -60,7 +60,7 @@ comment on column pycontext.chat.owner is 'Whose memory the chat feeds and reads
 comment on column pycontext.chat.profile is 'The limits it runs under.';
 comment on column pycontext.chat.source is 'Source its messages live in; null = native, they are in table message.';
 comment on column pycontext.chat.token_scale is
-    'The profile''s token_scale when the row was made; the budget is divided by it.';
+    'The budget is divided by it: the profile''s when the row was made, then what record_usage learned, taken over at a pass.';
 comment on column pycontext.chat.tool_tokens is
     'Tokens of the tool schemas, as last given to start_turn; taken off the profile''s budget.';
 comment on column pycontext.chat.last_seq is
@@ -293,7 +293,7 @@ comment on column pycontext.turn_start.message_id is
     'Id of the message that was appended, or, on resuming, of the newest real user message.';
 comment on column pycontext.turn_start.seq is 'Its #seq.';
 comment on column pycontext.turn_start.messages is
-    'What to send: an array for openai, {"system", "messages"} for anthropic.';
+    'What to send: an array for openai and responses, {"system", "messages"} for anthropic; for all the three by name.';
 comment on column pycontext.turn_start.window_tokens is
     'Tokens that the window takes; memory, context and (continue) are not in it.';
 comment on column pycontext.turn_start.token_budget is
@@ -308,6 +308,8 @@ comment on column pycontext.turn_start.decision is 'What compaction_plan decided
 comment on column pycontext.turn_start.encoding is
     'Tokenizer of the chat''s profile, for callers who count what they add.';
 comment on column pycontext.turn_start.reason is 'Why.';
+comment on column pycontext.turn_start.read_seq is
+    'Newest #seq of what is to be sent; record_usage takes it with the provider''s count.';
 
 comment on view pycontext.window_status_row is
     'Row type of window_status: one chat in figures. Never holds rows itself.';
@@ -316,6 +318,9 @@ comment on column pycontext.window_status_row.profile is 'The limits it runs und
 comment on column pycontext.window_status_row.encoding is 'Encoding that tokens are counted in.';
 comment on column pycontext.window_status_row.token_scale is
     'What the budget is divided by; until an adopted chat has a row, the profile''s.';
+comment on column pycontext.window_status_row.model is 'Model of the newest usage that record_usage took.';
+comment on column pycontext.window_status_row.next_token_scale is
+    'token_scale learned for that model: taken over at the next pass.';
 comment on column pycontext.window_status_row.token_budget is 'Most tokens its window may take.';
 comment on column pycontext.window_status_row.window_tokens is 'Tokens that its window takes now.';
 comment on column pycontext.window_status_row.trigger_tokens is 'Tokens above which compaction starts.';
@@ -493,8 +498,9 @@ comment on function pycontext.append_message(text, text, jsonb, jsonb, text, tex
 comment on function pycontext.start_turn(text, jsonb, integer, integer, text, text, text, text, real[], text) is
     'The whole start of a turn in one round trip: creates the chat if it is not there, appends message (an object, '
     'or a string for a user''s text; null = resume), notes token_budget with it and tool_tokens on the chat, and '
-    'returns what to send as format openai or anthropic. memory and context go fenced before the newest user message '
-    'and are not stored. A retry with the same message_id is harmless: see is_answered. Errors: PCX01 to PCX06, '
+    'returns what to send as format openai, anthropic (with cache marks on blocks that the next request repeats) or '
+    'responses, or all three by name. memory and context go fenced before the newest user message, are not stored, and what '
+    'they take over the profile''s memory_tokens is taken off its budget. A retry with the same message_id is harmless: see is_answered. Errors: PCX01 to PCX06, '
     'PCX09; 0A000 where query_embedding is given.';
 comment on function pycontext.put_summary(text, text, jsonb, jsonb, bigint, integer, jsonb, text) is
     'Stores a summary of everything up to message after_message_id as a line after it, logs the act and the pass, '
@@ -576,6 +582,8 @@ begin
             ('_closed_section_rows', 'The rows of a window with stand-ins for results that have not come.'),
             ('_fenced', 'A text in a fence, with the fence tags inside it made harmless.'),
             ('_anthropic_blocks', 'A content as blocks for Anthropic.'),
+            ('_call_ids', 'Ids of a row''s calls as they are sent, unique in the request.'),
+            ('_cache_marks', 'Rows of a window that end a prefix worth keeping in Anthropic''s cache.'),
             ('_call_input', 'Arguments of a call as the object that Anthropic asks for.'),
             ('_lines', 'The live lines of a chat between two places.'),
             ('_summary_text', 'The structured summary as text.'),

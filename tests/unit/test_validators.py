@@ -72,7 +72,13 @@ RESPONSES: list[dict[str, Any]] = [
     {"type": "function_call", "call_id": "B", "name": "look", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "B", "output": "b"},
     {"type": "function_call_output", "call_id": "A", "output": "a"},
-    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
+    {
+        "type": "message",
+        "role": "assistant",
+        "id": "msg_1",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "done", "annotations": []}],
+    },
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go on"}]},
 ]
 
@@ -179,6 +185,11 @@ def test_openai_refuses(change: Change, rule: str) -> None:
         (put("messages", 1, "content", 1, "input", "{}"), "object"),
         (put("messages", 1, "content", 1, "name", "a b"), "name"),
         (drop("messages", 1, "content", 0, "signature"), "missing"),
+        (drop("messages", 1, "content", slice(1, None)), "last block must not be thinking"),
+        (put("messages", 1, "content", 0, "cache_control", {"type": "ephemeral"}), "unknown"),
+        (put("messages", 0, "content", 0, "cache_control", True), "cache_control"),
+        (put("system", [{"type": "text", "text": " "}]), "blank"),
+        (put("system", []), "empty"),
         (put("messages", 0, "content", 0, "text", "\n"), "blank"),
         (put("messages", 0, "content", []), "empty"),
         (put("messages", 0, "content", 1, "source", "media_type", "text/plain"), "image type"),
@@ -195,6 +206,20 @@ def test_openai_refuses(change: Change, rule: str) -> None:
 def test_anthropic_refuses(change: Change, rule: str) -> None:
     with pytest.raises(Refused, match=rule):
         validators.anthropic(change(copy.deepcopy(ANTHROPIC)))
+
+
+def test_anthropic_refuses_a_fifth_cache_mark() -> None:
+    request = copy.deepcopy(ANTHROPIC)
+    mark = {"cache_control": {"type": "ephemeral"}}
+    request["system"] = [{"type": "text", "text": "be brief", **mark}]
+    blocks = [b for m in request["messages"] for b in m["content"] if b["type"] != "thinking"]
+    for block in blocks[:3]:
+        block.update(mark)
+    validators.anthropic(request)
+    assert len(validators.marks(request)) == 4
+    blocks[3].update(mark)
+    with pytest.raises(Refused, match="at most four"):
+        validators.anthropic(request)
 
 
 def test_anthropic_refuses_an_id_of_an_earlier_turn() -> None:
@@ -219,9 +244,9 @@ def test_anthropic_refuses_an_id_of_an_earlier_turn() -> None:
             insert(5, {"type": "function_call", "call_id": "C", "name": "x", "arguments": ""}),
             "calls without results",
         ),
-        (insert(6, {"type": "reasoning", "summary": []}), None),
-        (insert(7, {"type": "reasoning", "summary": []}), "must follow"),
-        (insert(0, {"type": "reasoning", "summary": []}), "must follow"),
+        (insert(6, {"type": "reasoning", "id": "rs_2", "summary": []}), None),
+        (insert(7, {"type": "reasoning", "id": "rs_2", "summary": []}), "must follow"),
+        (insert(0, {"type": "reasoning", "id": "rs_2", "summary": []}), "must follow"),
         (put(1, "summary", "x"), "summary"),
         (put(0, "content", ""), "blank"),
         (put(7, "content", 0, "type", "text"), "does not go into"),
@@ -230,6 +255,31 @@ def test_anthropic_refuses_an_id_of_an_earlier_turn() -> None:
         (put(0, "role", "tool"), "role"),
         (put(0, "type", "note"), "unknown type"),
         (put(3, "call_id", "A"), "share an id"),
+        (put(3, "call_id", ""), "1 to 64"),
+        (put(4, "call_id", "x" * 65), "1 to 64"),
+        (put(2, "name", "a.b"), "name"),
+        (put(2, "extra", 1), "unknown"),
+        (drop(1, "id"), "missing"),
+        (drop(6, "id"), "missing"),
+        (put(6, "content", []), "empty"),
+        (put(6, "content", "done"), "missing|unknown"),
+        (put(7, "content", 0, {"type": "input_image", "image_url": "https://x.org/a.png"}), "missing"),
+        (put(7, "content", 0, {"type": "input_image", "detail": "auto", "image_url": "a.png"}), "http"),
+        (put(7, "content", 0, {"type": "input_image", "detail": "fine", "image_url": "a.png"}), "detail"),
+        (
+            put(7, "content", 0, {"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}),
+            "does not",
+        ),
+        (put(5, "output", " "), "blank"),
+        (put(5, "output", [{"type": "output_text", "text": "a"}]), "does not"),
+        (
+            lambda r: [
+                *r,
+                {"type": "function_call", "call_id": "A", "name": "x", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "A", "output": "again"},
+            ],
+            "share an id",
+        ),
     ],
 )
 def test_responses_refuses(change: Change, rule: str | None) -> None:
