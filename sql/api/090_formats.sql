@@ -81,7 +81,8 @@ begin
                     case when w.tool_calls @? '$[*] ? (!exists (@.type))' then (
                         select jsonb_agg('{"type": "function"}'::jsonb || c.value order by c.ordinality)
                         from jsonb_array_elements(w.tool_calls) with ordinality c)
-                    else w.tool_calls end, 'tool_call_id', w.tool_call_id, 'name', w.name))
+                    else w.tool_calls end, 'tool_call_id', w.tool_call_id,
+                    'name', regexp_replace(w.name, '[\s<|\\/>]+', '_', 'g')))
                 || jsonb_build_object('content', pycontext._openai_content(w.content, w.role, w.tool_calls is not null))
             end as message
         from unnest(rows) w

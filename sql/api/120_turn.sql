@@ -125,6 +125,7 @@ begin
     r.reason := p.reason;
     r.token_budget := p.token_budget;
     r.encoding := f.encoding;
+    r.token_scale := coalesce((select c.token_scale from pycontext.chat c where c.chat_id = start_turn.chat_id), f.token_scale);
     -- what the request was read under: an exact replay stands on it
     if message is not null and m.read_budget is null then
         update pycontext.message t

@@ -310,6 +310,7 @@ comment on column pycontext.turn_start.encoding is
 comment on column pycontext.turn_start.reason is 'Why.';
 comment on column pycontext.turn_start.read_seq is
     'Newest #seq of what is to be sent; record_usage takes it with the provider''s count.';
+comment on column pycontext.turn_start.token_scale is 'What budgets are divided by in this chat.';
 
 comment on view pycontext.window_status_row is
     'Row type of window_status: one chat in figures. Never holds rows itself.';
