@@ -324,7 +324,7 @@ def test_due_is_what_the_plan_would_do(
 def test_due_goes_by_what_the_newest_turn_read_under(
     memory: pycontext.Database, db: Connection, fill: Fill
 ) -> None:
-    fill("a", 10)
+    fill("a", 14)
     assert column(db, DUE) == []
     with memory.turn("a", "And?", token_budget=3000, compact="off") as turn:
         assert turn.decision == "summarize"
