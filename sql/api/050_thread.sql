@@ -456,20 +456,22 @@ set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$
 begin
-    if source is not null and walked_at @> (
-        select range_agg(int8range(g.lo, g.hi, '[]')) from unnest(from_seq, to_seq) g (lo, hi) where g.lo <= g.hi) then
-        return query
-        select g.n::integer, w.*
-        from unnest(walked) w
-        join unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
-            on case when g.lo = g.hi then w.seq = g.lo else w.unit_seq between g.lo and g.hi end;
-    elsif source is not null then
-        return query
-        select g.n::integer, s.*
-        from unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
-        cross join lateral pycontext._source_rows(_thread_rows.chat_id, source, g.lo, g.hi, max_rows, newest_first,
-            users_only, _thread_rows.message_id, min_start is not null) s
-        where min_start is null or s.seq = s.unit_seq;
+    if source is not null then
+        if walked_at @> (
+            select range_agg(int8range(g.lo, g.hi, '[]')) from unnest(from_seq, to_seq) g (lo, hi) where g.lo <= g.hi) then
+            return query
+            select g.n::integer, w.*
+            from unnest(walked) w
+            join unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
+                on case when g.lo = g.hi then w.seq = g.lo else w.unit_seq between g.lo and g.hi end;
+        else
+            return query
+            select g.n::integer, s.*
+            from unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
+            cross join lateral pycontext._source_rows(_thread_rows.chat_id, source, g.lo, g.hi, max_rows, newest_first,
+                users_only, _thread_rows.message_id, min_start is not null) s
+            where min_start is null or s.seq = s.unit_seq;
+        end if;
     elsif message_id is not null then
         return query
         select 1, r.* from pycontext._stored_row r

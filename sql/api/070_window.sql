@@ -54,7 +54,9 @@ language plpgsql stable
 set search_path = ''
 as $$
 begin
-    if s.source is null then
+    if s.source is null and s.hi_act = 0 and s.straddles = '{}' then
+        return s.lo_seq + 1;  -- nothing was ever set aside
+    elsif s.source is null then
         return (pycontext._first_unit(s, s.lo_seq + 1)).unit_seq;
     end if;
     return coalesce(
@@ -234,12 +236,24 @@ $$;
 -- Where a marker ends: the newest row before a border that is not shown; before its start where it would mark nothing.
 create or replace function pycontext._marker_end(s pycontext._window_state, from_seq bigint, border_seq bigint, shown bigint[])
 returns bigint
-language sql stable
+language plpgsql stable
+set search_path = ''
 as $$
-    select coalesce(max(r.seq), from_seq - 1)
+declare
+    v_seq bigint := border_seq - 1;
+begin
+    if s.source is null and s.hi_act = 0 and s.straddles = '{}' then
+        while v_seq = any (shown) loop
+            v_seq := v_seq - 1;  -- nothing was ever set aside
+        end loop;
+        return greatest(v_seq, from_seq - 1);
+    end if;
+    select max(r.seq) into v_seq
     from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[border_seq - 1], s.act_arg,
         cardinality(shown) + 1, true) r
-    where (r.seq = any (shown)) is not true
+    where (r.seq = any (shown)) is not true;
+    return coalesce(v_seq, from_seq - 1);
+end
 $$;
 
 -- The figures of a chat as they stand now, or stood at message as_of: what every read starts from.
