@@ -131,7 +131,7 @@ def _install(conn: psycopg.Connection[Any], text: str) -> None:
             conn.execute("set transaction isolation level read committed")
         kept = [
             (name, _value(conn, "select current_setting(%s)", (name,)))
-            for name in ("search_path", "client_min_messages")
+            for name in ("search_path", "client_min_messages", "check_function_bodies")
         ]
         _execute_text(conn, text)
         # What the text sets locally would last until the end of the caller's transaction.
@@ -280,6 +280,12 @@ begin
     if pg_catalog.current_setting('server_encoding') <> 'UTF8' then
         raise exception 'pycontext needs a database with encoding UTF8'
             using errcode = '0A000', detail = 'encoding is ' || pg_catalog.current_setting('server_encoding');
+    end if;
+    -- Until the end an overload of an earlier version stands beside its successor: a body can't be checked.
+    if exists (
+        select from pg_catalog.pg_proc p
+        join pg_catalog.pg_namespace n on n.oid = p.pronamespace and n.nspname = 'pycontext') then
+        set local check_function_bodies = off;
     end if;
     -- "if not exists" needs the right to create even where there is nothing to create: look first.
     if not exists (select from pg_catalog.pg_namespace n where n.nspname = 'pycontext') then

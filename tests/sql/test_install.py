@@ -280,13 +280,15 @@ def test_a_changed_migration_is_refused(empty_dsn: str, small: Path) -> None:
 def test_an_overload_of_an_earlier_version_goes(db: Connection) -> None:
     """A new parameter makes a new function: with the old one beside it a call would be ambiguous."""
     db.execute(
-        "create function pycontext.thread(chat_id text, before_seq bigint) returns integer"
-        " language sql as 'select 1'"
+        "create function pycontext._thread_rows(chat_id text, source text, from_seq bigint[],"
+        " to_seq bigint[], as_of_act bigint default null, more integer default null)"
+        " returns integer language sql as 'select 1'"
     )
     db.execute("create function pycontext.of_the_product(n int) returns int language sql as 'select n'")
     install.install(db)
     found = db.execute(
-        "select p.proname, p.pronargs from pg_proc p where p.pronamespace = 'pycontext'::regnamespace"
-        " and p.proname in ('thread', 'of_the_product') order by 1"
+        "select p.proname, count(*) from pg_proc p where p.pronamespace = 'pycontext'::regnamespace"
+        " and p.proname in ('_thread_rows', 'of_the_product') group by 1 order by 1"
     ).fetchall()
-    assert found == [("of_the_product", 1), ("thread", 3)]
+    assert found == [("_thread_rows", 1), ("of_the_product", 1)]
+    assert db.execute("show check_function_bodies").fetchone() == ("on",)
