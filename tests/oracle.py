@@ -225,10 +225,15 @@ class Thread:
                 apart = {r.seq for r in head} | ({request.seq} if request else set())
                 pins = [r for rows in self.pinned() for r in rows]
                 pins = [r for r in pins if unit[r.seq] <= line.seq and unit[r.seq] not in apart]
+                late: list[Row] = []  # pinned after the request that stands apart
+                if request is not None and request.seq not in {r.seq for r in head}:
+                    late = [r for r in pins if unit[r.seq] > request.seq]
+                    pins = [r for r in pins if unit[r.seq] < request.seq]
                 shown += self._rows("pinned", pins, unit, gone)
                 shown.append(Shown("summary", "user", line.seq))
                 if request is not None and request.seq not in {r.seq for r in head}:
                     shown += self._rows("request", [request], unit, gone)
+                shown += self._rows("pinned", late, unit, gone)
             else:
                 shown.append(Shown("summary", "user", line.seq))
         shown += self._rows("tail", [r for r in self.rows if unit[r.seq] > after], unit, gone)
@@ -360,9 +365,11 @@ class Thread:
         ]
         _hold(order == sorted(order), "in order of (unit, seq)", order)
         order = [
-            (unit[w["seq"]], w["seq"]) for w in rows if w["seq"] is not None and w["section"] == "pinned"
+            (unit[w["seq"]], w["seq"])
+            for w in rows
+            if w["seq"] is not None and w["section"] in ("pinned", "request")
         ]
-        _hold(order == sorted(order), "pins in order of (unit, seq)", order)
+        _hold(order == sorted(order), "pins and requests in order of (unit, seq)", order)
 
         # 3 cut
         _hold(all(s > reset for s in seqs), "3 nothing from before a reset", seqs, reset)

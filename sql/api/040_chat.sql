@@ -16,6 +16,14 @@ as $$
     select coalesce(tenant, current_setting('pycontext.tenant', true), '')
 $$;
 
+-- Where a new chat's edit_no begins. From the clock: a chat made again under an old id refuses summaries of the old one.
+create or replace function pycontext._first_edit_no()
+returns bigint
+language sql volatile parallel safe
+as $$
+    select (extract(epoch from clock_timestamp()) * 1000000)::bigint
+$$;
+
 -- Locks the chat's row; PCX01 where there is none, PCX09 where the product's own table holds its messages.
 create or replace function pycontext._lock_chat(chat_id text, is_append boolean)
 returns pycontext.chat
@@ -84,8 +92,8 @@ begin
         perform pycontext._raise('PCX12', 'no such source', format('source is %L', source),
             'register it first: select pycontext.register_source(name, relation)');
     end if;
-    insert into pycontext.chat (chat_id, tenant, owner, profile, source, token_scale, metadata)
-    values (chat_id, pycontext._tenant(tenant), owner, p.profile, source, p.token_scale, metadata)
+    insert into pycontext.chat (chat_id, tenant, owner, profile, source, token_scale, edit_no, metadata)
+    values (chat_id, pycontext._tenant(tenant), owner, p.profile, source, p.token_scale, pycontext._first_edit_no(), metadata)
     on conflict on constraint chat_pk do nothing;
     get diagnostics v_rows = row_count;
     if v_rows = 0 and not exists (select from pycontext.chat t where t.chat_id = create_chat.chat_id) then

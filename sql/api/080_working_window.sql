@@ -310,6 +310,7 @@ declare
     v_level integer := 0;
     v_step integer;
     v_unit bigint;
+    v_is_apart boolean;
 begin
     s.is_exact := s.act_arg is null and s.is_exact;  -- cuts depend on counts, which get better with time
     -- the newest real user message, verbatim whatever happens
@@ -440,7 +441,12 @@ begin
         w := pycontext._window_row(w.ordinal + 1, 'head', r, s.is_exact);
         return next w;
     end loop;
-    for r in select t.* from unnest(v_pins) t order by t.unit_seq, t.seq, t.line_no loop
+    v_is_apart := v_request.unit_seq < v_first
+        and not exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq);
+    for r in
+        select t.* from unnest(v_pins) t
+        where (v_is_apart and t.unit_seq > v_request.seq) is not true order by t.unit_seq, t.seq, t.line_no
+    loop
         w := pycontext._window_row(w.ordinal + 1, 'pinned', r, s.is_exact);
         return next w;
     end loop;
@@ -474,9 +480,15 @@ begin
             return next w;
         end loop;
     end if;
-    if v_request.unit_seq < v_first and not exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
+    if v_is_apart then
         w := pycontext._window_row(w.ordinal + 1, 'request', v_request, s.is_exact);
         return next w;
+        for r in
+            select t.* from unnest(v_pins) t where t.unit_seq > v_request.seq order by t.unit_seq, t.seq, t.line_no
+        loop
+            w := pycontext._window_row(w.ordinal + 1, 'pinned', r, s.is_exact);
+            return next w;
+        end loop;
     end if;
     foreach r in array coalesce(v_cut, '{}') loop
         w := pycontext._window_row(w.ordinal + 1, 'tail', r, s.is_exact);
@@ -600,10 +612,20 @@ declare
     v_first bigint;
     v_whole bigint;
     v_tokens bigint;
+    v_pins integer := coalesce(cardinality(s.pin_from), 0);
+    v_early integer := v_pins;
+    v_late integer := v_pins;
 begin
     if s.mode = 'shorten' then
         return query select * from pycontext._shortened_window(s);
         return;
+    end if;
+    if v_pins > 0 then
+        -- a pin from after a request that stands apart stands after it, too
+        select count(*) filter (where u < coalesce(case when s.line_origin = 'compaction' then s.request_seq end, r.seq, u + 1)),
+            count(*) filter (where u < coalesce(r.seq, u + 1))
+        into v_early, v_late
+        from unnest(s.pin_from) u, (select case when s.mode = 'omit' then s.border_request end as seq) r;
     end if;
     -- in the order of the window: ranges to read, and the rows made here with the range each one follows
     if s.prompt is not null then
@@ -620,11 +642,11 @@ begin
         v_sections := array['head'];
         v_pruned := array[false];
     end if;
-    if s.pin_from is not null then
-        v_from := v_from || s.pin_from;
-        v_to := v_to || s.pin_to;
-        v_sections := v_sections || array_fill('pinned'::text, array[cardinality(s.pin_from)]);
-        v_pruned := v_pruned || array_fill(false, array[cardinality(s.pin_from)]);
+    if v_early > 0 then
+        v_from := v_from || s.pin_from[:v_early];
+        v_to := v_to || s.pin_to[:v_early];
+        v_sections := v_sections || array_fill('pinned'::text, array[v_early]);
+        v_pruned := v_pruned || array_fill(false, array[v_early]);
     end if;
     if s.line_origin = 'compaction' then
         v_extra := v_extra || pycontext._line_row(null, s, s.line_content #>> '{}', s.line_tokens);
@@ -635,6 +657,12 @@ begin
             v_sections := v_sections || 'request'::text;
             v_pruned := v_pruned || false;
         end if;
+    end if;
+    if v_early < v_late then
+        v_from := v_from || s.pin_from[v_early + 1:v_late];
+        v_to := v_to || s.pin_to[v_early + 1:v_late];
+        v_sections := v_sections || array_fill('pinned'::text, array[v_late - v_early]);
+        v_pruned := v_pruned || array_fill(false, array[v_late - v_early]);
     end if;
     if s.mode = 'omit' and s.marker_from <= s.marker_to then
         v_extra := v_extra || pycontext._marker_row(null, s.marker_from, s.marker_to, s.marker_tokens,
@@ -654,6 +682,12 @@ begin
         v_to := v_to || s.border_request;
         v_sections := v_sections || 'request'::text;
         v_pruned := v_pruned || false;
+    end if;
+    if v_late < v_pins then
+        v_from := v_from || s.pin_from[v_late + 1:];
+        v_to := v_to || s.pin_to[v_late + 1:];
+        v_sections := v_sections || array_fill('pinned'::text, array[v_pins - v_late]);
+        v_pruned := v_pruned || array_fill(false, array[v_pins - v_late]);
     end if;
     v_first := case when s.mode = 'omit' then s.first_unit else s.lo_seq + 1 end;
     v_whole := case when s.mode = 'prune' then s.first_unit when s.prune_unit > v_first then s.prune_unit else v_first end;

@@ -598,7 +598,7 @@ begin
     n.metadata := coalesce(fork_chat.metadata, c.metadata);
     n.source := null;
     n.act_no := c.act_no + 1;
-    n.edit_no := 0;
+    n.edit_no := pycontext._first_edit_no();
     n.read_tokens := null;
     n.created_at := v_now;
     n.updated_at := v_now;

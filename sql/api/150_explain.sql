@@ -207,7 +207,9 @@ begin
         reason := case
             when w.is_shortened and w.section = 'head' then 'first turn, over its limit'
             when w.section = 'head' then 'the first turn'
-            when w.section = 'request' then 'the newest request'
+            when w.section = 'request' and w.seq = s.turn_seq then 'the newest request'
+            when w.section = 'request' and w.seq = s.request_seq then 'the line''s request'
+            when w.section = 'request' then 'the request of what follows'
             when w.section = 'pinned' then 'pinned'
             when w.is_shortened then 'the tail does not fit'
             when r.role = 'tool' and r.unit_seq = r.seq then 'a result without its call'

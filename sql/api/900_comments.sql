@@ -67,7 +67,8 @@ comment on column pycontext.chat.last_seq is
     'Seq of the newest message; the counter that appends take from. 0 = none, and always so for adopted chats.';
 comment on column pycontext.chat.act_no is 'Number of the newest act.';
 comment on column pycontext.chat.edit_no is
-    'Raised by acts that take something back. A summary planned under an older number is refused (PCX07).';
+    'Raised by acts that take something back; begins with the time the chat was made, in microseconds since 1970 (0: a chat '
+    'that came from the default source by itself). A summary planned under another number is refused (PCX07).';
 comment on column pycontext.chat.total_tokens is 'Sum of frozen_tokens over all messages ever appended.';
 comment on column pycontext.chat.stub_total is 'Sum of stub_tokens over all messages ever appended.';
 comment on column pycontext.chat.live_tokens is
@@ -550,6 +551,7 @@ begin
             ('_stub', 'The one line that is sent for an old tool result.'),
             ('_main_argument', 'The argument that says what a call was about, at most 80 characters.'),
             ('_budget', 'Most tokens a window may take under a profile.'),
+            ('_first_edit_no', 'Where a new chat''s edit_no begins: microseconds since 1970, so that none is had twice.'),
             ('_lock_chat', 'Locks a chat''s row and returns it; gives an adopted chat its row. PCX01, PCX09.'),
             ('_source_rows', 'Rows of an adopted chat, in the shape of our own.'),
             ('_thread_rows', 'The one reader of a thread, native or adopted, now or as of an act.'),

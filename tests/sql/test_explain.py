@@ -323,6 +323,25 @@ def test_a_pin_and_a_shortened_tail(db: Connection) -> None:
     check(db, budget=3000)
 
 
+def test_requests_are_told_apart(db: Connection) -> None:
+    db.execute("select create_chat('c')")
+    append(db, said(1), said(2, "assistant"), {"role": "user", "content": "the first job"})
+    append(db, *[said(n, "assistant") for n in range(3, 40)])
+    assert compact(db, budget=2000)
+    append(db, {"role": "user", "content": "the second job"})
+    append(db, *[said(n, "assistant") for n in range(40, 80)])
+    told = {
+        row["preview"]: row["reason"] for row in explain(db, token_budget=2000) if row["section"] == "request"
+    }
+    assert told == {"the first job": "the line's request", "the second job": "the newest request"}
+    append(db, {"role": "user", "content": "thank you"})
+    told = {
+        row["preview"]: row["reason"] for row in explain(db, token_budget=2000) if row["section"] == "request"
+    }
+    assert told == {"the first job": "the line's request", "the second job": "the request of what follows"}
+    check(db, budget=2000)
+
+
 def test_pages(db: Connection) -> None:
     talk(db, 20)
     compact(db)

@@ -215,7 +215,7 @@ def test_an_act_of_a_repeatable_read_caller_is_whole_or_told_to_try_again(
 
 
 def test_twenty_summaries_at_once_are_one_row(c: Connection, opened: Open, pool: ThreadPoolExecutor) -> None:
-    made = at_once(pool, opened, 20, lambda db, n: put(db, "m6", 0, f"told by {n}"))
+    made = at_once(pool, opened, 20, lambda db, n: put(db, "m6", fact=f"told by {n}"))
     assert {row["message_id"] for row in made} == {made[0]["message_id"]}
     assert {row["content"] for row in made} == {made[0]["content"]}
     assert one(c, "select count(*) from pycontext.message where line_no > 0") == 1
@@ -226,7 +226,7 @@ def test_twenty_summaries_at_once_are_one_row(c: Connection, opened: Open, pool:
 def test_summaries_at_two_places_are_both_stored_and_the_furthest_counts(
     c: Connection, opened: Open, pool: ThreadPoolExecutor
 ) -> None:
-    made = at_once(pool, opened, 8, lambda db, n: put(db, "m6" if n % 2 else "m4", 0, f"told by {n}"))
+    made = at_once(pool, opened, 8, lambda db, n: put(db, "m6" if n % 2 else "m4", fact=f"told by {n}"))
     assert len({row["message_id"] for row in made}) == 2
     assert one(c, "select line_seq from pycontext.chat") == 6
     assert [row["seq"] for row in act(c, "working_window('c')") if row["section"] == "tail"] == [7, 8]
@@ -257,6 +257,18 @@ def test_what_happens_between_reading_and_storing(c: Connection, opened: Open, c
     assert put(compactor, "m6", again)["gone_act"] is None
 
 
+def test_a_summary_of_a_chat_that_was_made_again_meanwhile_is_refused(c: Connection, opened: Open) -> None:
+    compactor = opened()
+    read = act(compactor, "compaction_source('c', 'm6')")[0]["edit_no"]
+    act(c, "delete_chat('c')")
+    act(c, "create_chat('c', 'Be brief.')")
+    for n in range(1, 9):
+        append(c, f"m{n}", f"other words {n}: {MORE}", "assistant" if n % 2 == 0 else "user")
+    with pytest.raises(psycopg.Error, match="stale") as raised:
+        put(compactor, "m6", read)
+    assert raised.value.sqlstate == "PCX07"
+
+
 @pytest.mark.parametrize("call", EDITS)
 def test_a_summary_waits_for_an_edit_that_is_open(
     c: Connection, opened: Open, pool: ThreadPoolExecutor, call: str
@@ -279,7 +291,7 @@ def test_a_summary_stored_while_its_messages_are_set_aside_goes_with_them(
 ) -> None:
     compactor, editor = opened(), opened()
     compactor.autocommit = False
-    line = put(compactor, "m6", 0)
+    line = put(compactor, "m6")
     rewinding = pool.submit(act, editor, "rewind_chat('c', 'm5')")
     waiting(c, editor, rewinding)
     compactor.commit()
@@ -293,7 +305,7 @@ def test_a_secret_redacted_while_the_summary_is_stored_is_not_in_it(
 ) -> None:
     compactor, editor = opened(), opened()
     compactor.autocommit = False
-    put(compactor, "m6", 0, "zebra-7319")
+    put(compactor, "m6", fact="zebra-7319")
     redacting = pool.submit(act, editor, "redact_message('c', 'm3')")
     waiting(c, editor, redacting)
     compactor.commit()

@@ -65,8 +65,8 @@ def says(text: Any) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def calls(*ids: str, arguments: str = '{"q": 1}', **more: Any) -> Message:
-    made = [{"id": i, "type": "function", "function": {"name": "look", "arguments": arguments}} for i in ids]
+def calls(*ids: str, arguments: str = '{"q": 1}', name: str = "look", **more: Any) -> Message:
+    made = [{"id": i, "type": "function", "function": {"name": name, "arguments": arguments}} for i in ids]
     return {"role": "assistant", "content": None, "tool_calls": made, **more}
 
 
@@ -334,6 +334,16 @@ def test_broken_arguments_are_shortened_to_json(begin: Begin) -> None:
             assert validators.is_json(call["function"]["arguments"])
 
 
+def test_a_cut_that_comes_out_larger_than_asked_is_made_room_for(begin: Begin) -> None:
+    name = "Zq7_xK9-vB3_mW1-pL5_tR8-yH2_nC6-dF4_gJ0-sQ7_aX9-eV3_uM1-iP5_oT8k"
+    arguments = json.dumps({"text": "the parcel left the hub and came back again " * 40})
+    chat = begin(user("go"))
+    for n in range(8):
+        chat.append(calls(f"c{n}", name=name, arguments=arguments), result(f"c{n}"))
+    for budget in range(600, 2000, 50):
+        held(chat, budget)
+
+
 def test_what_stands_before_the_first_request_is_marked(begin: Begin) -> None:
     chat = begin(
         user("注文はどこですか。" * 400, metadata={"injected": True}), user("go"), profile="small-8k"
@@ -565,3 +575,22 @@ def test_a_reset_outranks_a_compaction_of_its_place_in_a_replay_too(begin: Begin
     now = chat.messages("openai_messages", 5000)
     assert "secret" not in json.dumps(now)
     assert chat.messages("openai_messages", 5000, name) == now
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_pin_from_after_the_request_stands_after_it(begin: Begin, is_compacted: bool) -> None:
+    chat = begin(user("begin " * 20), says("begun"), user("early pin"), says("kept"), user("the long job"))
+    for n in range(24):
+        chat.append(calls(f"c{n}"), result(f"c{n}", f"result {n} " * 60))
+    for row in (chat.thread.rows[2], chat.thread.rows[9]):
+        chat.conn.execute("select pycontext.pin_message(%s, %s)", (chat.chat_id, row.message_id))
+        chat.thread.pins.append(row.seq)
+    if is_compacted:
+        chat.play(Compact(2500))
+        assert chat.thread.newest_line() is not None
+    for budget in (500, 800, 1200):
+        held(chat, budget)
+        sections = {w["seq"]: w["section"] for w in chat.window(budget)}
+        assert sections[chat.thread.rows[2].seq] == "pinned"
+        assert sections[chat.thread.rows[9].seq] == "pinned"
+        assert sections[chat.thread.rows[4].seq] == "request"
