@@ -164,7 +164,7 @@ class Bench:
         self.append("repeated", talk(PERIOD))
         self.repeat("repeated", 3)
         self.append("repeated", talk(5))
-        kept = "'chat_id,message_id,created_at,updated_at'"
+        kept = "'chat_id,message_id,created_at,updated_at,edit_no'"  # edit_no begins at the clock
         for table, key in (("message", "seq"), ("chat", "last_seq")):
             differing = self.conn.execute(
                 f"select a.{key} from pycontext.{table} a full join pycontext.{table} b"
