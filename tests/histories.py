@@ -6,6 +6,7 @@ plays them on a native chat or on one adopted through a source view, and keeps w
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Any
 
 import psycopg
 from hypothesis import strategies as st
-from oracle import Line, Row, Thread
+from oracle import Line, Row, Thread, kind_of
 from psycopg.rows import dict_row
 
 from pycontext.tokens import count
@@ -266,6 +267,30 @@ def histories(min_moves: int = 2, max_moves: int = 16) -> st.SearchStrategy[Hist
         st.one_of(st.none(), _short),
         st.sampled_from(["default", "small-8k"]),
     )
+
+
+# --- counting ---
+
+_count = functools.lru_cache(maxsize=50_000)(count)
+
+
+def exact(message: Mapping[str, Any], image_tokens: int) -> int:
+    """Tokens of a row as it is sent, by the rule of DESIGN and the real tokenizer."""
+    total = 4 + (8 if message["role"] == "tool" else 0)
+    content = message["content"]
+    for part in content if isinstance(content, list) else [] if content is None else [content]:
+        kind = kind_of(part)
+        if kind == "image":
+            total += image_tokens
+        elif kind == "text":
+            total += _count(part if isinstance(part, str) else part["text"])
+        else:
+            total += _count(json.dumps(part))
+    for call in message.get("tool_calls") or []:
+        total += 12 + _count(call["function"]["name"]) + _count(call["function"]["arguments"])
+    if message.get("name"):
+        total += 1 + _count(message["name"])
+    return total
 
 
 # --- playing ---

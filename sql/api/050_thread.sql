@@ -354,8 +354,9 @@ begin
             select array_agg(w), sum(w.tokens), bool_or(w.calls > 0),
                 array_agg(w.unit_seq) filter (where w.unit_seq = w.seq),
                 array_agg(w.running_total - w.frozen_tokens) filter (where w.unit_seq = w.seq),
-                array_agg(w.seq) filter (where w.is_user)
-            into s.walked, v_tokens, v_is_open, s.walked_units, s.walked_starts, s.walked_users
+                array_agg(w.seq) filter (where w.is_user),
+                coalesce(range_agg(int8range(w.unit_seq + 1, w.seq, '[]')) filter (where w.unit_seq < w.seq), '{}')
+            into s.walked, v_tokens, v_is_open, s.walked_units, s.walked_starts, s.walked_users, s.straddles
             from pycontext._shape_source(s.chat_id,
                 case when v_has_calls then pycontext._source_calls(f, s.chat_id, v_rows) end || v_rows,
                 v_has_calls, s.encoding, s.image_tokens) w

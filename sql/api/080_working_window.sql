@@ -253,7 +253,7 @@ begin
 end
 $$;
 
--- Results that came late, of units before first_unit: no range of #seqs before it names them. Ours alone, and rare.
+-- Results that came late, of units before first_unit: no range of #seqs before it names them. Rare.
 create or replace function pycontext._late_rows(s pycontext._window_state, first_unit bigint)
 returns setof pycontext._thread_row
 language sql stable
@@ -264,6 +264,12 @@ as $$
         array[first_unit - 1], s.act_arg) r
     where q @> first_unit and r.seq > first_unit and r.seq <= s.hi_seq and (r.superseded_seq is null
         or not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, s.act_arg, s.hi_seq))
+        and s.source is null
+    union all
+    select 1, w.*
+    from unnest(s.walked) w
+    where w.unit_seq < first_unit and w.seq > first_unit and w.seq <= s.hi_seq
+        and (w.superseded_seq is null or w.superseded_seq > s.hi_seq)
 $$;
 
 -- What a row may be cut down to at a step: 1 results and images, 2 call arguments too, 3 other text too; pins never.

@@ -119,7 +119,7 @@ MUTATIONS = [
         "property"),
     Mutation("6 marked", "late results of left-out units are not named", "080_working_window",
         "if s.mode = 'omit' and s.straddles @> s.first_unit then", "if false then",
-        "property"),
+        "window::test_a_late_result_of_a_unit_that_is_left_out_is_marked"),
     Mutation("6 marked", "a shortened row is not flagged", "080_working_window",
         "    r.encoding := null;\n    r.is_plain := false;\n", "    r.encoding := null;\n    r.is_plain := true;\n",
         "property"),

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 import validators
-from histories import KINDS, Compact, Count, History, Machine, histories, prepare_adopted
+from histories import KINDS, Compact, Count, History, Machine, exact, histories, prepare_adopted
 from hypothesis import HealthCheck, Phase, given, note, settings
 from oracle import Broken, kind_of
-
-from pycontext.tokens import count
 
 Connection = psycopg.Connection[Any]
 
@@ -76,35 +73,17 @@ class Session:
         estimated = False
         for w in window:
             estimated |= w["is_estimate"]
-            exact = self.exact(w)
+            counted = exact(w, self.machine.thread.image_tokens)
             if (
                 not w["is_estimate"]
                 and not has_reasoning(w)
                 and w["seq"] is not None
                 and w["kind"] == "message"
             ):
-                assert w["tokens"] == exact, f"{w['tokens']} told, {exact} counted: {w}"
-            total += exact
+                assert w["tokens"] == counted, f"{w['tokens']} told, {counted} counted: {w}"
+            total += counted
         # an estimate is on the safe side of real text; of a snippet repeated so often it may be under
         assert total <= budget * (1.3 if estimated else 1), f"{total} counted, budget {budget}"
-
-    def exact(self, w: dict[str, Any]) -> int:
-        """Tokens of a row as it is sent, by the rule of DESIGN and the real tokenizer."""
-        total = 4 + (8 if w["role"] == "tool" else 0)
-        content = w["content"]
-        for part in content if isinstance(content, list) else [] if content is None else [content]:
-            kind = kind_of(part)
-            if kind == "image":
-                total += self.machine.thread.image_tokens
-            elif kind == "text":
-                total += count(part if isinstance(part, str) else part["text"])
-            elif kind == "reasoning":
-                total += count(json.dumps(part))
-        for call in w["tool_calls"] or []:
-            total += 12 + count(call["function"]["name"]) + count(call["function"]["arguments"])
-        if w["name"]:
-            total += 1 + count(w["name"])
-        return total
 
     def prefix(self, budget: int, messages: list[Any], act_no: tuple[int, int], full: bool) -> None:
         """Promise 7, where both reads hold everything and no act lies between them."""

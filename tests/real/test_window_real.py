@@ -11,11 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 import validators
-from histories import KINDS, Count, Machine, prepare_adopted
-from oracle import kind_of
+from histories import KINDS, Compact, Count, Machine, exact, prepare_adopted
 
 from pycontext.clean import clean
-from pycontext.tokens import count
 
 pytestmark = pytest.mark.real
 
@@ -85,28 +83,8 @@ def begin(db: Connection, dsn: str) -> Iterator[Begin]:
         yield create
 
 
-def exact(window: Sequence[Message], image_tokens: int) -> int:
-    """Tokens of a request by the tokenizer and the rule of DESIGN."""
-    total = 3
-    for w in window:
-        total += 4 + (8 if w["role"] == "tool" else 0)
-        content = w["content"]
-        for part in content if isinstance(content, list) else [] if content is None else [content]:
-            kind = kind_of(part)
-            if kind == "image":
-                total += image_tokens
-            else:
-                text = part if isinstance(part, str) else part["text"] if kind == "text" else json.dumps(part)
-                total += count(text)
-        for call in w["tool_calls"] or []:
-            total += 12 + count(call["function"]["name"]) + count(call["function"]["arguments"])
-        if w["name"]:
-            total += 1 + count(w["name"])
-    return total
-
-
-def look(machine: Machine, budget: int, *, form: str) -> None:
-    """One read, held to every promise."""
+def look(machine: Machine, budget: int, forms: Sequence[str]) -> None:
+    """One read, held to every promise, and what is sent of it in each of these forms."""
     thread = machine.thread
     try:
         window = machine.window(budget)
@@ -119,10 +97,15 @@ def look(machine: Machine, budget: int, *, form: str) -> None:
         thread.check_full(window)
     thread.check(window, budget)
     told = 3 + sum(w["tokens"] for w in window)
-    counted = exact(window, thread.image_tokens)
+    counted = 3 + sum(exact(w, thread.image_tokens) for w in window)
     assert counted <= budget, f"{counted} counted, {told} told, budget {budget}"
-    request = machine.messages(form, budget)
-    VALID[form](request)
+    for form in forms:
+        request = machine.messages(form, budget)
+        VALID[form](request)
+        if form == "openai_messages":
+            rows = request[: len(window)]  # without a closing (continue), which is the format's
+            sent = 3 + sum(exact(m, thread.image_tokens) for m in rows)
+            assert sent <= counted, "what is sent is counted"
 
 
 def cuts(messages: Sequence[Message], most: int) -> list[int]:
@@ -132,9 +115,16 @@ def cuts(messages: Sequence[Message], most: int) -> list[int]:
 
 
 def walk(
-    machine: Machine, messages: Sequence[Message], most: int, budgets: Callable[[int], Sequence[int]]
+    machine: Machine,
+    messages: Sequence[Message],
+    most: int,
+    budgets: Callable[[int], Sequence[int]],
+    is_dense: bool = False,
 ) -> int:
-    """Appends the conversation piece by piece and looks after each; every other piece is counted first."""
+    """Appends the conversation piece by piece and looks after each; every other piece is counted first.
+
+    A dense walk reads every form of every window, and compacts on its way.
+    """
     done = looked = 0
     forms = machine.forms()
     for number, end in enumerate(cuts(messages, most)):
@@ -142,9 +132,11 @@ def walk(
         done = end
         if number % 2 == 0:
             machine.play(Count(100000))
+        if is_dense and number % 11 == 10:
+            machine.play(Compact(BUDGETS[number % 5 + 1]))
         machine.refresh()
         for budget in budgets(number):
-            look(machine, budget, form=forms[looked % len(forms)])
+            look(machine, budget, forms if is_dense else [forms[looked % len(forms)]])
             looked += 1
     return looked
 
@@ -178,7 +170,7 @@ def test_every_conversation(begin: Begin, shared_data: Path, name: str, kind: st
 def test_every_conversation_at_a_dense_grid(begin: Begin, shared_data: Path, name: str, kind: str) -> None:
     budgets = sorted({int(300 * 1.35**n) for n in range(20)})
     for prompt, messages in conversations(shared_data, name):
-        walk(begin(kind, prompt), messages, 60, lambda n: budgets)
+        walk(begin(kind, prompt), messages, 60, lambda n: budgets, is_dense=True)
 
 
 def common_bytes(before: str, after: str) -> int:

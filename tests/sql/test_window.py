@@ -355,6 +355,16 @@ def test_what_stands_before_the_first_request_is_marked(begin: Begin) -> None:
     assert marked or first in {w["seq"] for w in window}
 
 
+def test_a_late_result_of_a_unit_that_is_left_out_is_marked(begin: Begin) -> None:
+    chat = begin(user("begin"), says("begun"), user("look"), calls("A"))
+    for n in range(30):
+        chat.append(user(f"question {n} " * 12), says(f"answer {n} " * 12))
+        if n == 26:
+            chat.append(result("A", "it came late " * 10))
+    for budget in range(500, 2000, 60):
+        held(chat, budget)
+
+
 # --- roles, system prompt, active task ---
 
 
