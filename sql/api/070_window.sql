@@ -248,6 +248,15 @@ begin
         end loop;
         return greatest(v_seq, from_seq - 1);
     end if;
+    if s.source is not null then
+        -- mostly among what has been read
+        select max(w.seq) into v_seq
+        from unnest(s.walked) w
+        where w.seq between greatest(from_seq, s.floor_seq) and border_seq - 1 and (w.seq = any (shown)) is not true;
+        if v_seq is not null then
+            return v_seq;
+        end if;
+    end if;
     select max(r.seq) into v_seq
     from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[border_seq - 1], s.act_arg,
         cardinality(shown) + 1, true) r
