@@ -730,6 +730,7 @@ class Machine:
                     self._head_at(line["seq"]),
                 )
             )
+            self.thread.lines[-1].kept = self.thread.kept()
 
     def _rewind(self, move: Rewind) -> None:
         if self.kind == "adopted" or not self.thread.rows:

@@ -72,6 +72,8 @@ class Line:
     after: int = -(2**62)
     #: seqs of the first turn as it was then
     head: frozenset[int] | None = None
+    #: what the first turn and the request took when it was made, which it holds for them
+    kept: int = 0
 
 
 @dataclass
@@ -260,6 +262,11 @@ class Thread:
                 waiting = []
         return out
 
+    def kept(self) -> int:
+        """Tokens of the first turn and the request that stand before what follows the line."""
+        rows = [s.row for s in self.full() if s.section in ("head", "request") and s.tool_call_id is None]
+        return sum(max(row.frozen, row.tokens) for row in rows if row is not None)
+
     def must_be_full(self, budget: int) -> bool:
         """Whether everything fits by either count, what was stored and what is known now."""
         unit = self.units()
@@ -268,8 +275,9 @@ class Thread:
         shown = self.full()
         total = 3 + (max(self.prompt_tokens, self.prompt_frozen) if self.prompt is not None else 0)
         total += max(line.tokens, line.frozen) if line else 0
-        kept = {s.seq for s in shown if s.section in ("head", "request", "pinned")}
-        total += sum(max(r.frozen, r.tokens) for r in self.rows if unit[r.seq] > after or r.seq in kept)
+        total += max(self.kept(), line.kept if line else 0)
+        pins = {s.seq for s in shown if s.section == "pinned"}
+        total += sum(max(r.frozen, r.tokens) for r in self.rows if unit[r.seq] > after or r.seq in pins)
         total += STAND_IN_TOKENS * sum(s.tool_call_id is not None for s in shown)
         return total <= int(budget / self.token_scale)
 
