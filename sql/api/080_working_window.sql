@@ -462,16 +462,21 @@ begin
     end if;
     v_unit := pycontext._marker_end(s, v_from, v_first, array(select t.seq from unnest(v_head || v_pins) t) || v_request.seq);
     if v_from <= v_unit then
+        -- all of the range, but for what is shown of it; of an adopted chat as much as was read
         if s.source is null then
-            -- all of the range, but for what is shown of it
             v_tokens := coalesce((pycontext._first_unit(s, v_first)).start_total, s.total_hi)
                 - (select t.running_total - t.frozen_tokens from pycontext._row_at(s, v_from) t)
                 - (select coalesce(sum(t.frozen_tokens), 0) from unnest(v_head || v_pins) t
                     where t.seq between v_from and v_first - 1);
-        end if;
-        if v_request.seq between v_from and v_first - 1 and not exists (
-            select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
-            v_tokens := v_tokens - v_request.frozen_tokens;
+            if v_request.seq between v_from and v_first - 1 and not exists (
+                select from unnest(v_head || v_pins) t where t.seq = v_request.seq) then
+                v_tokens := v_tokens - v_request.frozen_tokens;
+            end if;
+        else
+            v_tokens := least(v_tokens, (
+                select coalesce(sum(q.frozen_tokens), 0) from unnest(s.walked) q
+                where q.seq between v_from and v_unit and q.seq is distinct from v_request.seq
+                    and not exists (select from unnest(v_head || v_pins) t where t.seq = q.seq)));
         end if;
         w := pycontext._marker_row(w.ordinal + 1, v_from, v_unit, greatest(v_tokens, 0), s.source is not null, s.is_exact);
         return next w;

@@ -114,11 +114,12 @@ begin
             set tokens = n.tokens, encoding = cache_token_counts.encoding
             from new n
             where m.chat_id = c.chat_id and m.seq = n.seq and m.line_no = n.line_no and m.encoding is null
-            returning m.seq, m.line_no, m.tokens, m.frozen_tokens
+            returning m.seq, m.line_no, m.tokens, m.frozen_tokens, m.gone_act
         )
         select count(*)::integer as rows,
-            coalesce(sum(d.tokens - d.frozen_tokens) filter (where d.line_no = 0 and d.seq > coalesce(c.line_seq, 0)), 0) as live,
-            coalesce(sum(greatest(d.tokens - d.frozen_tokens, 0)) filter (where d.line_no = 0 and (
+            coalesce(sum(d.tokens - d.frozen_tokens) filter (where d.line_no = 0 and d.gone_act is null
+                and d.seq > coalesce(c.line_seq, 0)), 0) as live,
+            coalesce(sum(greatest(d.tokens - d.frozen_tokens, 0)) filter (where d.line_no = 0 and d.gone_act is null and (
                 d.seq > coalesce(c.line_seq, 0) or d.seq between l.head_from and l.head_to or d.seq = l.request_seq)), 0) as excess
         into t
         from done d

@@ -142,6 +142,16 @@ def test_rewind_keeps_what_was_set_aside_for_replay(c: Connection) -> None:
     assert texts(c, "c")[-1] == "instead", "an id that was set aside is never restored"
 
 
+def test_counts_of_what_was_set_aside_change_no_figure(c: Connection) -> None:
+    act(c, "rewind_chat('c', 'a3')")
+    before = chat(c, "c")
+    counts = json.dumps([{"seq": seq, "tokens": 500} for seq in range(7, 13)])
+    assert one(c, "select pycontext.cache_token_counts('c', 'o200k_base', %s)", counts) == 6
+    after = chat(c, "c")
+    assert after["live_tokens"] == before["live_tokens"]
+    assert after["excess_tokens"] == before["excess_tokens"]
+
+
 def test_rewind_to_nothing_and_to_the_newest(c: Connection) -> None:
     assert act(c, "rewind_chat('c', 'a6')") == []
     assert chat(c, "c")["act_no"] == 0

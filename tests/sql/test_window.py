@@ -617,6 +617,16 @@ def test_a_pin_in_a_tail_that_is_cut_stays_whole(begin: Begin) -> None:
     assert cut, "the row beside it is cut"
 
 
+def test_a_marker_counts_nothing_twice(begin: Begin) -> None:
+    """A pin of the first turn that gives way at last: it was in the head, then apart, then behind the marker."""
+    chat = begin(user("a long first message " * 150))
+    chat.conn.execute("select pycontext.pin_message(%s, %s)", (chat.chat_id, chat.thread.rows[0].message_id))
+    chat.thread.pins.append(chat.thread.rows[0].seq)
+    chat.append(says("ok " * 40), user("go on"), says("ok " * 40), user("and now?"))
+    for budget in (120, 200, 300, 450):
+        held(chat, budget)
+
+
 def test_a_compaction_after_a_reset_brings_no_request_back_from_before_it(begin: Begin) -> None:
     chat = begin(user("the secret plan " * 20), says("noted"))
     chat.conn.execute("select pycontext.start_over(%s)", (chat.chat_id,))
