@@ -437,7 +437,7 @@ class Thread:
                 low == min(r.seq for r in inside) or low > reset,
                 "6 a marker starts where something is missing",
             )
-            size = sum(r.frozen for r in inside)
+            size = sum(r.frozen for r in self.rows if low <= r.seq <= high)
             least = sum(min(r.frozen, r.tokens) for r in inside if r.seq not in seqs) - 200
             _hold(
                 least <= tokens or self.last_result_wins,

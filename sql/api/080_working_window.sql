@@ -346,6 +346,13 @@ begin
         -- the line's request gives way here: no summary has told it, so the marker does
         v_from := least(v_from, s.request_seq);
     end if;
+    if s.pin_units is not null then
+        -- a request that is pinned is a pin here like any other
+        s.border_request := null;
+        s := pycontext._with_pins(s, array(
+            select row(t.seq, t.message_id, t.unit_seq, t.to_seq, t.at_act, t.tokens)::pycontext._pin_row
+            from pycontext._live_pins(s.chat_id, s.act_arg) t where t.seq <= s.hi_seq), s.first_unit);
+    end if;
     if s.pin_from is not null then
         select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins
         from pycontext._closed_rows(s, s.pin_from, s.pin_to, null) t

@@ -617,8 +617,28 @@ def test_a_pin_in_a_tail_that_is_cut_stays_whole(begin: Begin) -> None:
     assert cut, "the row beside it is cut"
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_pinned_request_stays_where_the_tail_is_cut(begin: Begin, is_compacted: bool) -> None:
+    chat = begin(user("first " * 60), says("begun"), user("blue " * 80), prompt="Be brief. " * 40)
+    pinned = chat.thread.rows[-1]
+    chat.conn.execute("select pycontext.pin_message(%s, %s)", (chat.chat_id, pinned.message_id))
+    chat.thread.pins.append(pinned.seq)
+    chat.append(*[says(f"long {n} " * 100) for n in range(9)])
+    if is_compacted:
+        chat.play(Compact(800))
+        assert chat.thread.newest_line() is not None
+    chat.append(says("green " * 60), user("go"))
+    cut = 0
+    for budget in range(300, 600, 10):
+        held(chat, budget)
+        rows = {w["seq"]: w["is_shortened"] for w in chat.window(budget) if w["section"] != "omitted"}
+        assert rows[pinned.seq] is False
+        cut += rows.get(chat.thread.rows[-2].seq) is True
+    assert cut, "the row beside it is cut"
+
+
 def test_a_marker_counts_nothing_twice(begin: Begin) -> None:
-    """A pin of the first turn that gives way at last: it was in the head, then apart, then behind the marker."""
+    """A pinned first turn that gives way at last: it was in the head, then apart, then behind the marker."""
     chat = begin(user("a long first message " * 150))
     chat.conn.execute("select pycontext.pin_message(%s, %s)", (chat.chat_id, chat.thread.rows[0].message_id))
     chat.thread.pins.append(chat.thread.rows[0].seq)
