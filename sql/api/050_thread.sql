@@ -8,6 +8,46 @@ where false;
 
 comment on view pycontext._source_row is 'Private. A row as a product''s relation gives it.';
 
+-- Where a product's relation holds rows of one chat: $1 chat, $2 and $3 seq from and to, $6 and $7 the times of these.
+create or replace function pycontext._source_range(f pycontext.source)
+returns text
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_lo text := case when f.order_type like '%with time zone' then '($6 at time zone ''UTC'')' else '$6' end;
+    v_hi text := case when f.order_type like '%with time zone' then '($7 at time zone ''UTC'')' else '$7' end;
+begin
+    return ' from ' || f.relation::pg_catalog.regclass::text || ' x where x.chat_id = $1::' || f.chat_type
+        || case when f.order_type is null then ' and x.seq between $2 and $3'
+            else ' and x.order_at between ' || v_lo || ' and ' || v_hi || ' and (x.order_at > ' || v_lo || ' or x.seq >= $2)'
+                || ' and (x.order_at < ' || v_hi || ' or x.seq <= $3)' end;
+end
+$$;
+
+comment on function pycontext._source_range(pycontext.source) is
+    'Private. The from and where by which rows of a product''s relation are read.';
+
+-- Where a stretch of a product's relation can be cut after so many rows ($5): the place of the row after them and of the
+-- last one looked at, and about how many tokens they have. The other arguments are those of _source_query. Places only:
+-- a text's size is known without reading it.
+create or replace function pycontext._source_piece_query(f pycontext.source)
+returns text
+language plpgsql stable
+set search_path = ''
+as $$
+begin
+    return 'select max(q.seq) filter (where q.n = $5 + 1), max(q.seq), sum(4 + q.size / 4) filter (where q.n <= $5) from ('
+        || 'select r.seq, r.size, row_number() over (order by r.seq) as n from ('
+        || 'select x.seq::bigint as seq, x.role::text as role, octet_length(x.content::text) as size'
+        || pycontext._source_range(f) || ' order by ' || case when f.order_type is null then '' else 'x.order_at, ' end
+        || 'x.seq limit $4) r where r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')) q';
+end
+$$;
+
+comment on function pycontext._source_piece_query(pycontext.source) is
+    'Private. The statement that finds where a long stretch of a product''s relation can be cut.';
+
 -- The statement that reads rows of a product's relation: the rows in order of seq, whether there are calls or results
 -- among them, how many were looked at, and the first one's seq. $1 chat, $2 and $3 seq from and to, $4 at most so many
 -- rows, $5 message id, $6 and $7 the times of $2 and $3. Names come from the catalog, values are arguments.
@@ -23,8 +63,6 @@ declare
     v_name text := case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end;
     v_metadata text := case when 'metadata' = any(f.has_columns) then 'to_jsonb(x.metadata)' else 'null::jsonb' end;
     v_way text := case when newest_first then ' desc' else '' end;
-    v_lo text := case when f.order_type like '%with time zone' then '($6 at time zone ''UTC'')' else '$6' end;
-    v_hi text := case when f.order_type like '%with time zone' then '($7 at time zone ''UTC'')' else '$7' end;
 begin
     return 'select array_agg(row(r.*)::pycontext._source_row order by r.seq)'
         || ' filter (where r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')'
@@ -37,10 +75,7 @@ begin
         || case when f.has_columns && array['tool_calls', 'tool_call_id', 'name']
             then 'jsonb_build_array(x.role::text, ' || v_calls || ', ' || v_call_id || ', ' || v_name || ')::text'
             else 'x.role::text' end
-        || ', 0)) as body_hash from ' || f.relation::pg_catalog.regclass::text || ' x where x.chat_id = $1::' || f.chat_type
-        || case when f.order_type is null then ' and x.seq between $2 and $3'
-            else ' and x.order_at between ' || v_lo || ' and ' || v_hi || ' and (x.order_at > ' || v_lo || ' or x.seq >= $2)'
-                || ' and (x.order_at < ' || v_hi || ' or x.seq <= $3)' end
+        || ', 0)) as body_hash' || pycontext._source_range(f)
         || case when has_id then ' and x.message_id = $5::' || f.message_type else '' end
         || case when users_only then ' and x.role = ''user''' else '' end
         || case when users_only and 'metadata' = any(f.has_columns)
@@ -182,6 +217,7 @@ comment on function pycontext._source_calls(pycontext.source, text, pycontext._s
     'Private. Calls that stand before rows of a product''s relation with their results.';
 
 -- Rows of a product in the shape of our own: units, counts and totals are made here. Totals end with 0 at the newest.
+-- Narrow: places only, nothing is counted and no content returned.
 create or replace function pycontext._shape_source(
     chat_id text, source_rows pycontext._source_row[], has_calls boolean, encoding text, image_tokens integer,
     is_narrow boolean default false)
@@ -252,11 +288,12 @@ begin
     left join pycontext.token_count t
         on t.chat_id = _shape_source.chat_id and t.seq = c.seq and t.seq between v_first and v_last and t.line_no = 0
         and t.encoding = _shape_source.encoding and t.body_hash = c.body_hash + c.is_orphan::integer
+        and not _shape_source.is_narrow
     -- offset 0: a row that is counted is not looked at
     left join lateral (
         select q.* from pycontext._row_facts(c.content, case when c.is_call then c.tool_calls end, c.role, c.name,
             c.tool_call_id, c.is_orphan, _shape_source.image_tokens) q
-        where t.tokens is null
+        where t.tokens is null and not _shape_source.is_narrow
         offset 0) k on true
     cross join lateral (select coalesce(t.tokens, k.tokens) as tokens) x
     order by c.seq;
@@ -470,7 +507,7 @@ begin
             select g.n::integer, s.*
             from unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
             cross join lateral pycontext._source_rows(_thread_rows.chat_id, source, g.lo, g.hi, max_rows, newest_first,
-                users_only, _thread_rows.message_id, min_start is not null) s
+                users_only, _thread_rows.message_id) s
             where min_start is null or s.seq = s.unit_seq;
         end if;
     elsif message_id is not null then

@@ -45,22 +45,14 @@ returns record
 language plpgsql stable
 set search_path = ''
 as $$
-declare
-    f pycontext.source;
-    v_rows pycontext._source_row[];
 begin
-    select t.* into f from pycontext.source t where t.source = s.source;
-    if f.chat_type is null then
-        f := pycontext._with_columns(f);
-    end if;
-    execute pycontext._source_query(f, false, false, false, false, false)
-    into v_rows
-    using s.chat_id, s.lo_seq + 1, before_seq - 1, max_rows + 512, null::text, pycontext._time_at(s.lo_seq + 1),
+    execute pycontext._source_piece_query(pycontext._registered(s.source))
+    into border_seq, to_seq, tokens
+    using s.chat_id, s.lo_seq + 1, before_seq - 1, max_rows + 512, max_rows, pycontext._time_at(s.lo_seq + 1),
         pycontext._time_at(before_seq - 1);
-    if cardinality(v_rows) > max_rows then
-        border_seq := v_rows[max_rows + 1].seq;
-        to_seq := v_rows[cardinality(v_rows)].seq;
-        select sum(4 + octet_length(r.content::text) / 4) into tokens from unnest(v_rows[:max_rows]) r;
+    if border_seq is null then
+        to_seq := null;
+        tokens := null;
     end if;
 end
 $$;

@@ -69,13 +69,9 @@ language plpgsql stable
 set search_path = ''
 as $$
 declare
-    f pycontext.source;
+    f pycontext.source := pycontext._registered(source);
     v_rows pycontext._source_row[];
 begin
-    select s.* into f from pycontext.source s where s.source = _segment_digest.source;
-    if f.chat_type is null then
-        f := pycontext._with_columns(f);
-    end if;
     execute pycontext._source_query(f, false, false, false, false, false)
     into v_rows
     using chat_id, after_seq + 1, to_seq, null::integer, null::text, pycontext._time_at(after_seq + 1), pycontext._time_at(to_seq);
@@ -218,7 +214,7 @@ declare
     r pycontext._place_row;
 begin
     select min(q.seq) into v_from
-    from pycontext._thread_rows(s.chat_id, s.source, array[s.lo_seq + 1], array[border_seq - 1], null, 256, true) q;
+    from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, border_seq - 1, 256, true, is_narrow => true) q;
     if v_from is null then
         return null;
     end if;
@@ -249,14 +245,10 @@ language plpgsql stable
 set search_path = ''
 as $$
 declare
-    f pycontext.source;
+    f pycontext.source := pycontext._registered(s.source);
     v_rows pycontext._source_row[];
     v_more pycontext._source_row[];
 begin
-    select t.* into f from pycontext.source t where t.source = s.source;
-    if f.chat_type is null then
-        f := pycontext._with_columns(f);
-    end if;
     execute pycontext._source_query(f, true, false, false, false, false)
     into v_rows
     using s.chat_id, s.lo_seq + 1, border_seq - 1, 512, null::text, pycontext._time_at(s.lo_seq + 1),
@@ -344,7 +336,7 @@ language plpgsql volatile
 set search_path = ''
 as $$
 declare
-    f pycontext.source;
+    f pycontext.source := pycontext._registered(c.source);
     v_rows pycontext._source_row[];
     v_seqs bigint[] := array(select (e.value ->> 'seq')::bigint from jsonb_array_elements(counts) e
         where coalesce((e.value ->> 'line_no')::integer, 0) = 0);
@@ -353,10 +345,6 @@ declare
     v_count integer := 0;
     v_more integer;
 begin
-    select s.* into f from pycontext.source s where s.source = c.source;
-    if f.chat_type is null then
-        f := pycontext._with_columns(f);
-    end if;
     select min(q), max(q) into v_from, v_to from unnest(v_seqs) q
     where q <> 0 or not exists (select from pycontext.prompt t where t.chat_id = c.chat_id);
     if v_from is not null then
