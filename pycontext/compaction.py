@@ -393,11 +393,12 @@ def _request(
 
 
 def _source_message(row: Row) -> SourceMessage:
+    """As it is told: role `user` on what no user wrote is `system`."""
     return SourceMessage(
         seq=row["seq"],
         message_id=row["message_id"],
         kind=row["kind"],
-        role=row["role"],
+        role=row["role"] if row["role"] != "user" or row["is_user"] else "system",
         text=mask(row["text"] or "" if row["role"] == "user" else without_memory(row["text"] or "")),
         tool_calls=[_masked_call(call) for call in row["tool_calls"] or ()] or None,
         tool_call_id=row["tool_call_id"],

@@ -10,6 +10,7 @@ from pycontext import values
 from pycontext.extractor import ExtractorFailed, ExtractorRequest, ExtractorResult, Fact
 from pycontext.masking import mask
 from pycontext.models import ModelClient, ModelFailed, Spent, TooLarge, Unusable, json_in, rendered, text_of
+from pycontext.summarizer.provenance import Sources
 from pycontext.summarizer.transcript import Piece, new_marker, pieces
 from pycontext.summary import SourceMessage, plain
 
@@ -169,23 +170,34 @@ def _fact(item: Any) -> Fact | None:
 
 
 def _kept(facts: Sequence[Fact], rows: Mapping[int, SourceMessage]) -> list[Fact]:
-    """Facts that somebody in the chat said: each cites the message that holds its values, and no tool's."""
+    """Facts that somebody in the chat said: each cites the message that holds its values, and no tool's.
+
+    A wish of the user's is one he uttered.
+    """
     kept = []
+    sources = Sources(rows.values())
     for fact in facts:
         strong = [value for value in values.find(fact.content) if value.is_strong and value.kind != "date"]
         exact = [
             value.text.casefold() for value in strong
         ]  # dates are written in full, not as they were said
         row = _source(fact.seq, exact, rows)
-        if row is not None and row.role in ("user", "assistant"):
+        if (
+            row is not None
+            and row.role in ("user", "assistant")
+            and not sources.is_forged(fact.content, [row.seq])
+        ):
             kept.append(Fact(row.seq, fact.content, fact.subject, fact.kind))
     return kept
 
 
 def _source(seq: int, exact: Sequence[str], rows: Mapping[int, SourceMessage]) -> SourceMessage | None:
-    """The cited message where it holds one of the values or there are none, else the first that does."""
+    """The cited message where it holds one of the values, or says anything and there are none; else the first
+    that does."""
     cited = rows[seq]
-    if not exact or any(value in _said(cited) for value in exact):
+    if not exact:
+        return cited if cited.text.strip() else None
+    if any(value in _said(cited) for value in exact):
         return cited
     return next((row for row in rows.values() if any(value in _said(row) for value in exact)), None)
 

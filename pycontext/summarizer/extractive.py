@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pycontext import values
 from pycontext.masking import mask
 from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult, ledger, wording
+from pycontext.summarizer.transcript import without_attached
 from pycontext.summary import (
     LISTS,
     Count,
@@ -172,7 +173,7 @@ class _Chat:
         return self._built(room.taken.values(), task)
 
     def carried(self, told: str) -> Summary:
-        """Values of users that `told` does not name, and artifacts, in two fifths of the limit."""
+        """Values of users that `told` does not name, artifacts and the task, in two fifths of the limit."""
         limit = self.request.max_tokens
         extra = self.request.ledger_tokens
         room = _Room(self.request.count, limit * 2 // 5 + extra)
@@ -191,7 +192,7 @@ class _Chat:
         room.take(files, limit // 5 + extra)
         room.take(facts, limit // 5)
         room.take([item for item in self._outcomes() if item.order == 1], room.left // 2)
-        return self._lists(room.taken.values(), None)
+        return self._lists(room.taken.values(), self._active_task())
 
     def _built(self, items: Iterable[_Item], task: str | None) -> Summary:
         summary = self._lists(items, task)
@@ -546,7 +547,7 @@ def _is_code(value: values.Value) -> bool:
 
 def _speech(row: SourceMessage) -> str:
     text = row.text if len(row.text) <= 60_000 else row.text[:40_000] + "\n" + row.text[-20_000:]
-    return wording.without_thinking(text) if row.role == "assistant" else text
+    return wording.without_thinking(text) if row.role == "assistant" else without_attached(text)
 
 
 def _turns(rows: Sequence[SourceMessage], text: dict[int, str]) -> list[_Turn]:

@@ -10,6 +10,7 @@ from pycontext.masking import mask
 from pycontext.models import FORMS, ModelClient, ModelFailed, Spent, TooLarge, Unusable, rendered, text_of
 from pycontext.summarizer import SummarizerFailed, SummaryRequest, SummaryResult, reply, wording
 from pycontext.summarizer.extractive import carried, is_called_off
+from pycontext.summarizer.provenance import Sources
 from pycontext.summarizer.transcript import Piece, new_marker, pieces
 from pycontext.summary import Count, Summary, clip, merge, one_line
 
@@ -75,12 +76,16 @@ class OpenAISummarizer:
         parts = pieces(request.messages, self._room(request, known), request.count)
         if not parts:
             raise SummarizerFailed("there is nothing to summarize")
+        sources = Sources(request.messages, request.previous.texts() if request.previous else ())
         told = Summary()
         for at, part in enumerate(parts, 1):
-            told = self._fold(request, known, part, (at, len(parts)), told, spent)
+            told = self._fold(request, known, part, (at, len(parts)), told, sources, spent)
+        kept = carried(request, told)
         if is_called_off(request.messages):
             told = replace(told, active_task=None)
-        return merge(carried(request, told), told, request.max_tokens, request.count, request.ledger_tokens)
+        elif told.active_task and sources.is_forged(told.active_task, is_wish=True):
+            told = replace(told, active_task=kept.active_task)
+        return merge(kept, told, request.max_tokens, request.count, request.ledger_tokens)
 
     def _fold(
         self,
@@ -89,6 +94,7 @@ class OpenAISummarizer:
         part: Piece,
         place: tuple[int, int],
         told: Summary,
+        sources: Sources,
         spent: Spent,
     ) -> Summary:
         """`told` with one piece more. A piece the server finds too large is halved, down to a sixteenth."""
@@ -97,7 +103,7 @@ class OpenAISummarizer:
             piece, depth = waiting.pop(0)
             before = [*known, *_brief(told, self._window(request) // _KNOWN_SHARE, request.count)]
             try:
-                found = self._ask(request, before, piece, place, spent)
+                found = self._ask(request, before, piece, place, sources, spent)
             except TooLarge:
                 if depth == 4:
                     raise
@@ -128,6 +134,7 @@ class OpenAISummarizer:
         known: Sequence[str],
         piece: Piece,
         place: tuple[int, int],
+        sources: Sources,
         spent: Spent,
     ) -> Summary:
         """One piece, asked at most twice for a usable answer."""
@@ -138,6 +145,7 @@ class OpenAISummarizer:
             choice = self._complete(request, known, piece, place, complaint, spent)
             try:
                 found = reply.parse(text_of(choice), takes_prose=form == "plain" or attempt == 2)
+                found = reply.check_wishes(found, sources)
                 if attempt == 1:
                     reply.check_language(found, expected)
             except Unusable as error:

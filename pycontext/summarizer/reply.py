@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pycontext.models import Unusable, json_in
-from pycontext.summarizer.wording import language
+from pycontext.summarizer import wording
+from pycontext.summarizer.provenance import Sources, places
 from pycontext.summary import LISTS, Summary, plain, validate
 
 SCHEMA: dict[str, Any] = {
@@ -81,8 +82,23 @@ def check_language(summary: Summary, expected: str) -> None:
     ]
     if expected == "en" or not any(words) or sum(map(len, words)) < 40:
         return
-    if language(words) != expected:
+    if wording.language(words) != expected:
         raise Unusable("the answer is not in the language of the chat")
+
+
+def check_wishes(summary: Summary, sources: Sources) -> Summary:
+    """The summary without wishes that users did not utter. Raises `Unusable` where nothing else is told."""
+
+    def kept(item: str) -> str:
+        if not sources.is_forged(item):
+            return item
+        cited = places(item)
+        return " ".join(part for part in wording.sentences(item) if not sources.is_forged(part, cited))
+
+    found = summary.map(kept)
+    if found.is_empty:
+        raise Unusable("what it says the user wants is not what the user said")
+    return found
 
 
 def _headings(text: str) -> Summary:

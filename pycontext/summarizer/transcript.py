@@ -17,6 +17,9 @@ from pycontext.summary import Count, SourceMessage, tidy
 _BASE64 = re.compile(r"(?:data:[\w/+.-]{1,60};base64,)?(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{400,}={0,2}")
 _REASONING_PART = re.compile(r"^\s*\{\s*\"type\"\s*:\s*\"(?:thinking|redacted_thinking|reasoning)\"")
 _MIN_PIECE = 256
+ATTACHED = re.compile(r"^\{(?=.*\"type\": ?\").*\}$", re.MULTILINE)
+"""A part of a message that is neither text nor image, as `compaction_source` tells it: its JSON on a line."""
+_FILE_NAME = re.compile(r'"(?:filename|title|name)": ?"([^"\\]{1,100})"')
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,16 @@ def new_marker(text: str = "") -> str:
         marker = f"=====[{secrets.token_hex(12)}]====="
         if marker not in text:
             return marker
+
+
+def without_attached(text: str) -> str:
+    """What a user said himself: files that came with it are named only."""
+
+    def named(part: re.Match[str]) -> str:
+        name = _FILE_NAME.search(part[0])
+        return f"[attached: {name[1]}]" if name else "[attached]"
+
+    return ATTACHED.sub(named, text) if '"type"' in text else text
 
 
 def pieces(messages: Sequence[SourceMessage], limit: int, count: Count) -> list[Piece]:
@@ -103,6 +116,8 @@ def _body(row: SourceMessage) -> str:
     if row.role == "assistant":
         text = without_thinking(text)
         text = "\n".join(line for line in text.split("\n") if not _REASONING_PART.match(line))
+    if row.role == "user":
+        text = ATTACHED.sub(r"[attached, not the user's words: \g<0>]", text)
     calls = [_call(call) for call in row.tool_calls or () if isinstance(call, Mapping)]
     text = "\n".join((text.strip(), *calls)).strip()
     text = _BASE64.sub(lambda run: f"[{len(run[0])} characters of base64]", mask(text))

@@ -260,12 +260,12 @@ begin
     f := pycontext._line_frame(s, l, v_to);
     if l.origin = 'compaction' then
         return query select l.seq, l.message_id, l.kind, l.role, l.content, l.content #>> '{}', null::jsonb, null::text,
-            null::text, l.tokens, l.created_at, false, false, l.summary, s.edit_no;
+            null::text, l.tokens, l.created_at, false, false, l.summary, s.edit_no, false;
         if l.request_seq is not null and f.request_seq is distinct from l.request_seq then
             -- stood in the window as a row of its own until now, and no summary has told it
             return query
             select r.seq, r.message_id, r.kind, r.role, r.content, pycontext._content_text(r.content), null::jsonb, null::text,
-                r.name, r.tokens, r.created_at, false, false, null::jsonb, s.edit_no
+                r.name, r.tokens, r.created_at, false, false, null::jsonb, s.edit_no, r.is_user
             from pycontext._thread_rows(chat_id, s.source, array[l.request_seq], array[l.request_seq], s.hi_act) r;
         end if;
     end if;
@@ -273,7 +273,7 @@ begin
     select r.seq, r.message_id, r.kind, r.role, r.content, pycontext._content_text(r.content), r.tool_calls,
         r.tool_call_id, r.name, r.tokens, r.created_at,
         coalesce(r.unit_seq between f.head_from and f.head_to, false), coalesce(r.seq = f.request_seq, false), null::jsonb,
-        s.edit_no
+        s.edit_no, r.is_user
     from pycontext._thread_rows(chat_id, s.source, array[s.lo_seq + 1], array[v_to]) r
     where r.seq <= v_to and (r.superseded_seq is null or case when s.source is null
         then not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, null, v_to)

@@ -391,6 +391,7 @@ comment on column pycontext.compaction_source_row.is_request is
 comment on column pycontext.compaction_source_row.summary is 'The line before: its structured summary, to merge into.';
 comment on column pycontext.compaction_source_row.edit_no is
     'Hand it to put_summary, which is refused (PCX07) if the chat was edited since.';
+comment on column pycontext.compaction_source_row.is_user is 'True where a user wrote it: role user, and not injected.';
 
 comment on view pycontext.uncounted_row is
     'Row type of uncounted_messages: the tokens of a row are overhead plus the tokens of each text. Never holds rows '

@@ -87,8 +87,7 @@ def test_the_request(server: LLMServer, summarizer: OpenAISummarizer) -> None:
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
     marker = re.search(r"=====\[[0-9a-f]{24}\]=====", system)
     assert marker is not None
-    transcript = user.split(marker[0])[1]
-    assert user.count(marker[0]) == 2
+    head, known, between, transcript, tail = user.split(marker[0])
     assert "#2 user: middle question" in transcript
     assert "#3 assistant: I look." in transcript
     assert '[called bash with {"command": "ls"}]' in transcript
@@ -98,8 +97,10 @@ def test_the_request(server: LLMServer, summarizer: OpenAISummarizer) -> None:
     assert not re.search(r"^#99", transcript, re.MULTILINE), "no text opens a line of its own with a label"
     assert "the head" not in transcript
     assert "newest" not in transcript
-    assert "a colour to choose" in user.split(marker[0])[0]
-    assert "the tests" in user.split(marker[0])[2]
+    assert "a colour to choose" in known, "what is told of the chat is data, too"
+    assert "the head" in known
+    assert not re.search("colour|newest|the head", head + between + tail)
+    assert "the tests" in tail
     assert (result.model, result.calls, result.prompt_tokens, result.completion_tokens) == (
         "test",
         1,
