@@ -127,6 +127,7 @@ class DatabaseCore:
         self._summarizer = summarizer
         self._embedder = embedder
         self._extractor = None if extractor is None else memory.as_extractor(extractor)
+        self._has_own_flush = flush is not None
         self._flush = flush or memory.hook(self._choose_extractor)
         self._encodings = Encodings()
 

@@ -160,6 +160,10 @@ from pycontext.recall(
     chat_id => %(chat_id)s::text, query => %(query)s::text, query_embedding => %(query_embedding)s::real[],
     max_rows => %(max_rows)s::integer, max_tokens => %(max_tokens)s::integer) r;
 
+-- name: chats_unflushed
+select u.chat_id, pycontext.flush_owed(chat_id => u.chat_id) as message_id
+from pycontext.chats_unflushed u limit %(max_rows)s::integer;
+
 -- name: chats_unembedded
 select u.chat_id from pycontext.chats_unembedded u limit %(max_rows)s::integer;
 

@@ -1,4 +1,4 @@
-"""The worker: compacts chats that are due, off every user's path, counts what is estimated, embeds.
+"""The worker: compacts chats that are due, off every user's path, takes facts that are owed, counts, embeds.
 
 Several may run: each pass is under the chat's lease. None holds a transaction while a model works.
 """
@@ -16,7 +16,7 @@ from types import FrameType
 
 import psycopg
 
-from pycontext import compaction, embeddings, operations
+from pycontext import compaction, embeddings, memory, operations
 from pycontext.chat import Database
 from pycontext.compaction import Job
 from pycontext.embeddings import Embedder, EmbedderFailed
@@ -46,6 +46,7 @@ class WorkDone:
     failed: int = 0
     saved_tokens: int = 0
     counted: int = 0
+    facts: int = 0
     embedded: int = 0
 
 
@@ -111,6 +112,7 @@ class Worker:
             if not self._is_left(chat, now):
                 while self._compact(chat) and not self._stop.is_set():
                     pass  # a long stretch is told in several passes
+        self._take_facts()
         for row in runner.run(_rows("chats_uncounted")):
             if self._stop.is_set():
                 return
@@ -120,6 +122,24 @@ class Worker:
         embedder = self._database._choose_embedder(may_ask=True)
         if embedder is not None and now >= self._embed_after:
             self._embed(embedder)
+
+    def _take_facts(self) -> None:
+        """Facts that no pass will take soon, as of what a user who started over set aside."""
+        database = self._database
+        if database._has_own_flush:
+            return  # it runs in passes alone
+        for row in database._runner.run(_rows("chats_unflushed")):
+            if self._stop.is_set():
+                return
+            if row["message_id"] is None:
+                continue
+            steps = memory.flush(row["chat_id"], row["message_id"], database._choose_extractor)
+            try:
+                self.done.facts += database._runner.run(steps).facts
+            except Exception as error:  # one chat never stops the worker
+                if _is_lost(error):
+                    raise
+                compaction.report_error(row["chat_id"], error)
 
     def _embed(self, embedder: Embedder) -> None:
         """Embed what is not; a model that fails, or a database without the extra, is tried again later."""

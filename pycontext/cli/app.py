@@ -366,7 +366,8 @@ def worker(
             done = Worker(db, interval=interval, tell=_tell_pass).run(once=once)
             out().print(
                 f"worker ended: {number(done.passes)} passes saved {number(done.saved_tokens)} tokens, "
-                f"{number(done.failed)} failed, {number(done.counted)} rows counted"
+                f"{number(done.failed)} failed, {number(done.counted)} rows counted, "
+                f"{number(done.facts)} facts taken"
             )
 
 

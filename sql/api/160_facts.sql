@@ -435,6 +435,16 @@ $$;
 comment on function pycontext.flush_owed(text) is
     'The message up to which a flush of this chat is owed (covered by a line, or set aside by a reset); null = none is.';
 
+create or replace view pycontext.chats_unflushed with (security_invoker = true) as
+select c.chat_id
+from pycontext.chat c
+join pycontext.profile p on p.profile = c.profile
+where p.flush_mode <> 'off' and c.line_seq > coalesce(c.flushed_seq, pycontext._origin(c.source))
+    and (c.flush_failed_at is null or c.flush_failed_at < statement_timestamp() - interval '5 minutes');
+comment on view pycontext.chats_unflushed is
+    'Chats whose flush is owed (flush_owed says up to where), but for those where one failed within five minutes: a worker''s.';
+comment on column pycontext.chats_unflushed.chat_id is 'The chat.';
+
 -- What recall weighs before it reads any text: a fact, or a message (fact_id null). from_char: where the part of the
 -- message begins that fits; null = not known.
 create or replace view pycontext._recall_hit as

@@ -15,8 +15,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 
@@ -36,20 +37,36 @@ FILES = (
 PICKED = {"memorybank_zh_en.jsonl": ("memorybank-en-Gary", "memorybank-cn-张曼婷", "memorybank-en-Sunny")}
 
 
+class Watched(OpenAISummarizer):
+    """Keeps what the model was told of its first answer: why that could not be used."""
+
+    complaints: ClassVar[Counter[str]] = Counter()
+
+    def _complete(self, *arguments: Any) -> Any:
+        complaint = arguments[4]
+        self.complaints[complaint] += bool(complaint)
+        return super()._complete(*arguments)
+
+
 def conversations(data: Path, rows: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Names and beginnings: so many messages, less what would cut a call from its results."""
+    """Names and beginnings: so many messages, less what would cut a call from its results.
+
+    One of each file, then the next of each: where the time is short, every language has its turn.
+    """
+    picked: list[list[dict[str, Any]]] = []
     for name, limit in FILES:
         with (data / name).open(encoding="utf-8") as lines:
             found = [row for row in map(json.loads, lines) if row["id"] in PICKED.get(name, (row["id"],))][
                 :limit
             ]
-        for row in found:
-            keys = ("role", "content", "tool_calls", "tool_call_id", "name")
-            messages = [{k: m[k] for k in keys if m.get(k) is not None} for m in row["messages"]]
-            messages = [m for m in messages if m["role"] != "system"][:rows]
-            while messages and messages[-1]["role"] != "user":
-                messages.pop()
-            yield row["id"], messages
+        picked.append(found)
+    for row in (row for rank in zip_longest(*picked) for row in rank if row is not None):
+        keys = ("role", "content", "tool_calls", "tool_call_id", "name")
+        messages = [{k: m[k] for k in keys if m.get(k) is not None} for m in row["messages"]]
+        messages = [m for m in messages if m["role"] != "system"][:rows]
+        while messages and messages[-1]["role"] != "user":
+            messages.pop()
+        yield row["id"], messages
 
 
 def main() -> None:
@@ -77,9 +94,7 @@ def main() -> None:
         with psycopg.connect(server.get_uri(), autocommit=True) as conn:
             install(conn)
         with model_server(threads=arguments.threads) as url:
-            model = OpenAISummarizer(
-                NAME, base_url=url, window_tokens=arguments.window, timeout=600, max_retries=0
-            )
+            model = Watched(NAME, base_url=url, window_tokens=arguments.window, timeout=600, max_retries=0)
             with pycontext.connect(server.get_uri(), summarizer=model) as db:
                 for name, messages in conversations(arguments.data, arguments.messages):
                     if time.monotonic() - started > arguments.seconds:
@@ -101,6 +116,9 @@ def main() -> None:
     for reason, count in reasons.most_common():
         if count:
             print(f"* {count} refused: {reason}")
+    for reason, count in Watched.complaints.most_common():
+        if count:
+            print(f"* {count} asked for again: {reason}")
 
 
 if __name__ == "__main__":

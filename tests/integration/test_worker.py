@@ -17,6 +17,7 @@ import pytest
 from llm_server import GOOD, LLMServer
 
 import pycontext
+from pycontext.extractor import ExtractorFailed, ExtractorRequest, ExtractorResult
 from pycontext.summarizer import SummaryRequest, SummaryResult
 from pycontext.summarizer.extractive import ExtractiveSummarizer
 from pycontext.worker import Worker
@@ -101,6 +102,34 @@ def test_once_compacts_what_is_due_and_counts_what_is_not_counted(
     assert column(db, DUE) == []
     assert column(db, "select chat_id from pycontext.chats_uncounted") == []
     assert column(db, "select distinct trigger from pycontext.pass") == ["worker"]
+
+
+def test_facts_of_what_start_over_set_aside_are_taken(dsn: str, db: Connection) -> None:
+    """Whether or not the chat will ever be compacted; an extractor that fails is not asked again at once."""
+    asked: list[str] = []
+
+    def fails(request: ExtractorRequest) -> ExtractorResult:
+        asked.append(request.messages[0].text)
+        raise ExtractorFailed("no answer")
+
+    with pycontext.connect(dsn, extractor=fails) as database:
+        for chat in ("a", "b"):
+            database.create_chat(chat)
+            database.append(chat, [{"role": "user", "content": "My name is Anna."}])
+        database.start_over("a")
+        assert asked == []
+        for _ in range(2):
+            Worker(database).run(once=True)
+        assert asked == ["My name is Anna."]
+        assert db.execute("select flush_error from pycontext.chat where chat_id = 'a'").fetchone() == (
+            "no answer",
+        )
+    db.execute("update pycontext.chat set flush_failed_at = now() - interval '6 minutes' where chat_id = 'a'")
+    with pycontext.connect(dsn) as database:
+        assert Worker(database).run(once=True).facts == 1
+        assert [fact.content for fact in database.recall("a", "name")] == ["My name is Anna"]
+        assert column(db, "select chat_id from pycontext.chats_unflushed") == []
+        assert Worker(database).run(once=True).facts == 0
 
 
 def test_it_never_falls_back_to_the_embedded_server(empty_dsn: str, tmp_path: Any) -> None:
