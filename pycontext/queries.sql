@@ -146,6 +146,13 @@ from pycontext.compaction_history h
 where h.chat_id = %(chat_id)s::text and h.pass_no > %(after)s::bigint
 order by h.pass_no;
 
+-- name: flushed
+select count(f.seq) as facts, min(f.seq) as from_seq, max(f.seq) as to_seq, c.flushed_seq
+from pycontext.chat c
+left join pycontext.fact f on f.chat_id = c.chat_id and f.source = 'flush' and f.gone_at is null
+where c.chat_id = %(chat_id)s::text
+group by c.flushed_seq;
+
 -- name: remember
 select f.chat_id, f.fact_id, f.seq, f.role, f.source, f.kind, f.subject, f.content, f.is_superseded, f.stated_at,
     f.created_at

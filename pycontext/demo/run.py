@@ -33,6 +33,8 @@ _THREAD_ROWS = 9
 _SUMMARY_LINES = 30
 _WINDOW_ROWS = 20
 _SELECTED_ROWS = 12
+_SMALLEST = 1500
+"""Tokens that the prompt and the newest request of each conversation fit into."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ class Demo:
         out().print(
             f"(all {number(len(conversation.messages))} messages together are {number(whole)} tokens)"
         )
+        self._stages(chat, budget)
         with pycontext.connect(self._dsn) as db:
             line_seq = db.status(chat).line_seq
             if line_seq is not None:
@@ -195,6 +198,40 @@ class Demo:
             out().print()
             out().print(f"the window now (pycontext window {chat} --budget {budget}):", style="bold")
             show.window(out(), db.window(chat, budget), budget, chat, _WINDOW_ROWS)
+
+    def _stages(self, chat: str, budget: int) -> None:
+        """What became of the chat, stage by stage, by the log; and what two more requests come to."""
+        with pycontext.connect(self._dsn, summarizer=self._summarizer) as db:
+            db.compact(chat, budget)  # whatever is still to be told
+            skipped = db.compact(chat, budget)
+            small = max(show.window_tokens(db.window(chat, budget)) * 2 // 3, _SMALLEST)
+            degraded = db.window(chat, small)
+        with self._connect() as conn:
+            passes = conn.execute(query("passes"), {"chat_id": chat, "after": 0}).fetchall()
+            facts = conn.execute(query("flushed"), {"chat_id": chat}).fetchone() or {}
+            segments = conn.execute(
+                query("line_segments"), {"chat_id": chat, "after_message_id": None}
+            ).fetchall()
+        pruned = [done for done in passes if done["outcome"] == "pruned"]
+        told = [done for done in passes if done["outcome"] == "summarized"]
+        line = sum(row.tokens for row in degraded if row.section == "summary")
+        markers = sum(row.section == "omitted" for row in degraded)
+        shortened = sum(row.is_shortened for row in degraded)
+        stages = {
+            "pre-pass": f"{_passes(pruned)}, no model: old results, arguments and images in one line each",
+            "flush": f"facts taken before the summaries: {number(facts['facts'])}, from messages "
+            f"#{facts['from_seq']}–#{facts['to_seq']}; flushed through #{facts['flushed_seq']}",
+            "summary": f"{_passes(told)}, by {visible(self._summarizer.name)}",
+            "merge": f"{len(segments)} segments, through #{segments[-1]['seq'] if segments else 0}, "
+            f"in one line of {number(line)} tokens",
+            "skip": f"asked once more: {visible(skipped.reason or '')}",
+            "degrade": f"read at {number(small)} tokens, no model: {number(show.window_tokens(degraded))} "
+            f"tokens, markers for what is left out: {markers}, rows shortened: {shortened}",
+        }
+        out().print()
+        out().print(f"the stages (select * from compaction_history where chat_id = '{chat}'):", style="bold")
+        for name, text in stages.items():
+            out().print(f"  {name:<9} {text}", markup=False, highlight=False, soft_wrap=True)
 
     def _finish(self, chat: str) -> None:
         statement = f"SELECT * FROM working_window('{chat}')"
@@ -277,6 +314,14 @@ def _whole_tokens(conversation: Conversation) -> int:
     for message in conversation.messages:
         total += tokens.count_message(message, "o200k_base") or 0
     return total
+
+
+def _passes(passes: Sequence[dict[str, Any]]) -> str:
+    before = sum(done["tokens_before"] or 0 for done in passes)
+    after = sum(done["tokens_after"] or 0 for done in passes)
+    seconds = sum(done["seconds"] or 0 for done in passes)
+    took = f" in {seconds:.1f} s" if seconds else ""
+    return f"{len(passes)} passes, {number(before)} → {number(after)} tokens{took}"
 
 
 def _pass_line(done: dict[str, Any], turn_seq: int) -> str:

@@ -424,15 +424,69 @@ def test_every_real_file_is_imported(run: Any, shared_data: Path, db: psycopg.Co
     assert found == (expected, 0)
 
 
-def test_the_demo_runs_twice_on_one_database(run: Any) -> None:
+def test_the_demo_runs_twice_on_one_database(run: Any, db: psycopg.Connection[Any]) -> None:
     first = run("demo", "--short")
     assert first.code == 0, first.err
     assert "summaries written" in first.out
     assert "— summary of #" in first.out
     assert "SELECT * FROM working_window('demo-payout')" in first.out
     assert "psql" in first.out
+    _stages_are_what_the_database_says(first.out, db)
     again = run("demo", "--short")
     assert again.code == 0, again.err
     assert "SELECT * FROM working_window('demo-payout-2')" in again.out
     both = [re.findall(r"summarized #.*tokens", result.out) for result in (first, again)]
     assert both[0] == both[1] != []
+
+
+def _stages_are_what_the_database_says(out: str, db: psycopg.Connection[Any]) -> None:
+    """Each stage by its name, with figures of the log."""
+    told = dict(re.findall(r"^  (pre-pass|flush|summary|merge|skip|degrade) +(.+)$", out, re.MULTILINE))
+    for stage, outcome in (("pre-pass", "pruned"), ("summary", "summarized")):
+        passes, before, after = _one(
+            db,
+            "select count(*), sum(tokens_before), sum(tokens_after) from pycontext.compaction_history"
+            " where outcome = %s",
+            outcome,
+        )
+        assert passes > 0
+        assert told[stage].startswith(f"{passes} passes, {before:,} → {after:,} tokens")
+    facts, first, last = _one(
+        db, "select count(*), min(seq), max(seq) from pycontext.fact where source = %s", "flush"
+    )
+    assert facts > 0
+    flushed = _one(db, "select flushed_seq from pycontext.chat where chat_id = %s", "demo-payout")[0]
+    assert told["flush"].endswith(f": {facts}, from messages #{first}–#{last}; flushed through #{flushed}")
+    lines, place = _one(
+        db,
+        "select count(*), max(seq) from pycontext.message where kind = 'summary' and chat_id = %s",
+        "demo-payout",
+    )
+    assert lines > 1
+    tokens = _one(
+        db, "select tokens from pycontext.working_window(%s, 8000) where section = 'summary'", "demo-payout"
+    )[0]
+    assert told["merge"] == f"{lines} segments, through #{place}, in one line of {tokens:,} tokens"
+    reason = _one(
+        db,
+        "select reason from pycontext.compaction_history where outcome = %s order by pass_no desc limit 1",
+        "skipped",
+    )[0]
+    assert told["skip"] == f"asked once more: {reason}"
+    small = int(re.findall(r"read at ([\d,]+) tokens", told["degrade"])[0].replace(",", ""))
+    used, markers, shortened = _one(
+        db,
+        "select 3 + sum(tokens), count(*) filter (where section = 'omitted'),"
+        " count(*) filter (where is_shortened) from pycontext.working_window('demo-payout', %s)",
+        small,
+    )
+    assert used <= small
+    assert markers + shortened > 0
+    figures = f"{used:,} tokens, markers for what is left out: {markers}, rows shortened: {shortened}"
+    assert told["degrade"].endswith(figures)
+
+
+def _one(db: psycopg.Connection[Any], query: str, *values: Any) -> Any:
+    row = db.execute(query.encode(), values).fetchone()
+    assert row is not None
+    return row
