@@ -33,8 +33,9 @@ class BadAdoption(PycontextError):
 class Adoption:
     """How a table of messages reads as a source. `role_map` maps its roles; '-' leaves one out.
 
-    order: an integer column that grows, or a time and a column that breaks its ties. where: SQL over the
-    table's columns. from_view: a view written by hand instead of all this.
+    order: an integer column that grows, or a time and a column that breaks its ties; a time may be a number, of
+    seconds, milliseconds … since 1970. where: SQL over the table's columns. from_view: a view written by hand
+    instead of all this.
     """
 
     name: str
@@ -111,7 +112,10 @@ def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
         planner = _Planner(conn, adoption)
         view = planner.relation(adoption.from_view or planner.view_text(), "view")
         uses_index = planner.uses_index(sql.SQL("select * from {}").format(view.identifier), view.types)
-        if not uses_index:
+        ok = Check("ok", "a read of one chat uses an index")
+        if uses_index:
+            checks.extend([] if ok in checks else [ok])
+        else:
             checks.append(
                 Check("problem", "a read of one chat through the view uses no index", _INDEX_WAY_OUT)
             )
@@ -141,7 +145,7 @@ class _Planner:
         body = select.as_string(self._conn)
         self._conn.execute(f"select * from ({body}) x limit 0".replace("%", "%%").encode(), ())
         statements = []
-        index = self._index(table)
+        index = self._index(table, select)
         if index is not None:
             statements.append(index)
         elif self.uses_index(select, None):
@@ -176,9 +180,10 @@ class _Planner:
             """
             select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
             join pg_catalog.pg_namespace n on n.oid = k.relnamespace
-            where n.nspname || '.' || k.relname = %s and k.relkind in ('r', 'p', 'v', 'm', 'f')
+            where k.relkind in ('r', 'p', 'v', 'm', 'f') and (n.nspname || '.' || k.relname = %s
+                or k.relname = %s and pg_catalog.pg_table_is_visible(k.oid))
             """,
-            (text,),
+            (text, text),
         )
         if found is None:
             raise BadAdoption(f"no such {what}", detail=text, hint=f"name it with its schema: app.{what}")
@@ -266,8 +271,8 @@ class _Planner:
             if column is not None and column not in table.types:
                 raise BadAdoption(
                     f"the table has no column {column!r}",
-                    detail=f"given as {option}; there are: {', '.join(table.types)}",
-                    hint="names are taken as they stand in the catalog, without quotes",
+                    detail=f"{option}; there are: {', '.join(table.types)}",
+                    hint=f"name it as it stands in the catalog, without quotes: {option.split()[0]} COLUMN",
                 )
         wrong = {column: role for column, role in spec.role_map.items() if role not in (*ROLES, LEFT_OUT)}
         if wrong:
@@ -278,7 +283,7 @@ class _Planner:
         first = table.types[spec.order[0]]
         if len(spec.order) == 1 and first in _INTEGERS:
             return
-        if len(spec.order) == 2 and first in _TIMES:
+        if len(spec.order) == 2 and first in (*_TIMES, *_INTEGERS):
             return
         if first in _TIMES:
             raise BadAdoption(
@@ -303,9 +308,23 @@ class _Planner:
     def _created_at(self, table: _Relation) -> str:
         if self._spec.created_at is not None:
             return self._spec.created_at
-        if table.types.get(self._spec.order[0]) in _TIMES:
+        if self._is_timed or table.types.get(self._spec.order[0]) in _TIMES:
             return self._spec.order[0]
         return "created_at"
+
+    def _at(self, table: _Relation, column: str, alias: str = "m.") -> sql.Composable:
+        """A column as a time: of a number, its unit is told by its size."""
+        at = sql.SQL(alias) + sql.Identifier(column)
+        if table.types[column] not in _INTEGERS:
+            return at
+        newest = self._rows(
+            sql.SQL("select max(s.at) from (select {} as at from {} m limit 1000) s")
+            .format(sql.SQL("m.") + sql.Identifier(column), table.identifier)
+            .as_string(self._conn)
+        )[0][0]
+        digits = len(str(newest or 0))
+        unit = "1000.0" if newest is None else f"{10 ** max(0, (digits - 8) // 3 * 3)}.0"
+        return sql.SQL("to_timestamp({} / {})").format(at, sql.SQL(unit))
 
     def _select(self, table: _Relation) -> sql.Composable:
         spec = self._spec
@@ -329,12 +348,12 @@ class _Planner:
                     "{} at time zone 'UTC'"
                     if table.types[created_at] == "timestamp without time zone"
                     else "{}"
-                ).format(column(created_at)),
+                ).format(self._at(table, created_at)),
                 "created_at",
             )
         )
         if self._is_timed:
-            columns.append((column(spec.order[0]), "order_at"))
+            columns.append((self._at(table, spec.order[0]), "order_at"))
         for name, given in (
             ("tool_calls", spec.tool_calls),
             ("tool_call_id", spec.tool_call_id),
@@ -372,19 +391,20 @@ class _Planner:
     def _timed_seq(self, table: _Relation) -> sql.Composable:
         """Microseconds since 2000, 2000 places each, plus how many rows of that very time stand before it."""
         time, tie = self._spec.order
-        at = "m.{time} at time zone 'UTC'" if table.types[time] == "timestamp with time zone" else "m.{time}"
+        at = "{time}" if table.types[time] == "timestamp without time zone" else "{time} at time zone 'UTC'"
         return sql.SQL(
             "(extract(epoch from " + at + " - timestamp '2000-01-01') * 1000000)::bigint * "
             f"{_PLACES}\n        + (select count(*) from {{table}} t where t.{{chat}} = m.{{chat}} "
-            "and t.{time} = m.{time} and t.{tie} < m.{tie})"
+            "and {other} = {time} and t.{tie} < m.{tie})"
         ).format(
-            time=sql.Identifier(time),
+            time=self._at(table, time),
+            other=self._at(table, time, "t."),
             tie=sql.Identifier(tie),
             chat=sql.Identifier(self._spec.chat_id),
             table=table.identifier,
         )
 
-    def _index(self, table: _Relation) -> str | None:
+    def _index(self, table: _Relation, select: sql.Composable) -> str | None:
         wanted = [self._spec.chat_id, *self._spec.order]
         with self._conn.cursor(row_factory=tuple_row) as cursor:
             found = cursor.execute(
@@ -397,7 +417,10 @@ class _Planner:
                 """,
                 (table.oid,),
             ).fetchall()
-        if any(row[0][: len(wanted)] == wanted for row in found):
+        is_epoch = self._is_timed and table.types[self._spec.order[0]] in _INTEGERS
+        if any(row[0][: len(wanted)] == wanted for row in found) and not is_epoch:
+            return None
+        if is_epoch and self.uses_index(select, None):
             return None
         if table.rows > 100_000:
             self._note(
@@ -407,7 +430,14 @@ class _Planner:
         name = f"{table.name[:40]}_pycontext_ix"
         return (
             sql.SQL("create index {} on {} ({})")
-            .format(sql.Identifier(name), table.identifier, sql.SQL(", ").join(map(sql.Identifier, wanted)))
+            .format(
+                sql.Identifier(name),
+                table.identifier,
+                sql.SQL(", ").join(
+                    self._at(table, column, "") if is_epoch and n == 1 else sql.Identifier(column)
+                    for n, column in enumerate(wanted)
+                ),
+            )
             .as_string(self._conn)
         )
 

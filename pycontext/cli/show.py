@@ -238,7 +238,7 @@ def a_pass(console: Console, done: Pass) -> None:
     console.print(
         Text.assemble(
             ("summarized ", "green"),
-            f"#{done.from_seq}–#{done.to_seq}: {number(before)} → {number(after)} tokens{saved}, ",
+            f"{'up to ' if done.from_seq is None else f'#{done.from_seq}–'}#{done.to_seq}: {number(before)} → {number(after)} tokens{saved}, ",
             f"{done.seconds:.2f} s, {visible(done.model or '')}",
         )
     )

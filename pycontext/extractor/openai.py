@@ -155,7 +155,7 @@ def _fact(item: Any) -> Fact | None:
     if not isinstance(item, dict):
         return None
     seq = item.get("seq")
-    if isinstance(seq, str) and re.fullmatch(r"#?\d{1,18}", seq):
+    if isinstance(seq, str) and re.fullmatch(r"#?[0-4]?\d{1,18}", seq):
         seq = int(seq.lstrip("#"))
     content = item.get("content")
     if isinstance(seq, bool) or not isinstance(seq, int) or not isinstance(content, str):

@@ -53,7 +53,7 @@ begin
     select 'info', 'schema', format('version %s, PostgreSQL %s', pycontext.schema_version(),
         current_setting('server_version')), null::text
     union all
-    select 'info', 'chats', format('%s chats, %s messages', (select count(*) from pycontext.chat),
+    select 'info', 'chats', format('%s chats, %s messages kept here', (select count(*) from pycontext.chat),
         (select coalesce(sum(c.last_seq), 0) from pycontext.chat c where c.source is null)), null
     union all
     select 'warning', 'uncounted rows', format('%s rows in %s chats are estimated, not counted', sum(u.n), count(*)),

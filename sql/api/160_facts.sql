@@ -370,7 +370,7 @@ begin
         return;
     end if;
     for x, n in select e.value, e.ordinality from jsonb_array_elements(facts) with ordinality e loop
-        if jsonb_typeof(x) <> 'object' or coalesce(x ->> 'seq', '') !~ '^-?[0-9]{1,18}$'
+        if jsonb_typeof(x) <> 'object' or coalesce(x ->> 'seq', '') !~ '^-?[0-4]?[0-9]{1,18}$'
             or jsonb_typeof(x -> 'content') is distinct from 'string'
             or coalesce(jsonb_typeof(x -> 'subject'), 'null') not in ('string', 'null')
             or coalesce(jsonb_typeof(x -> 'kind'), 'null') not in ('string', 'null') then

@@ -154,7 +154,9 @@ def test_null_content_is_told(run: Callable[..., Result], shop: Connection) -> N
 
 
 @pytest.mark.core
-def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: Connection) -> None:
+def test_uuid_ids_by_time_with_parts_and_calls(
+    run: Callable[..., Result], db: Connection, dsn: str
+) -> None:
     db.execute(
         """
         create table chat_message (
@@ -211,6 +213,37 @@ def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: C
     line = compact(db, chat)
     assert value(db, "select count(*) from working_window(%s) where section = 'summary'", chat) == 1
     assert value(db, "select seq from summary_line where summary_id = %s", line) in [r[2] for r in rows]
+    with pycontext.connect(dsn) as memory:
+        assert memory.count_tokens(chat) >= 120
+        assert memory.compact(chat, 900).outcome == "summarized"
+    assert not any(r[0] for r in db.execute("select is_estimate from working_window(%s)", (chat,)).fetchall())
+
+
+@pytest.mark.parametrize("per_second", [1, 1_000, 1_000_000, 1_000_000_000])
+def test_times_that_are_numbers(
+    run: Callable[..., Result], db: Connection, dsn: str, pg: int, per_second: int
+) -> None:
+    if pg < 16:
+        pytest.skip("refused there, as every order by a time")
+    db.execute(
+        f"""
+        create table "Posts" (id text primary key, channel text not null, by text, said text, created bigint not null);
+        insert into "Posts"
+        select to_char(g, 'FM0000'), 'канал', case g % 2 when 0 then 'anna' else 'bot' end, 'Сборка ' || g || repeat(' красная', 20),
+            (1700000000 + g / 3 * 60)::bigint * {per_second} from generate_series(0, 199) g
+        """
+    )
+    options = ("posts", "--table", "Posts", "--chat-id", "channel", "--order", "created,id", "--role", "by", "--role-map",
+               "anna=user,bot=assistant", "--content", "said", "--default", "--yes")  # fmt: skip
+    done = run(*options)
+    assert done.code == 0, done.err
+    assert run(*options).code == 0
+    assert value(db, "select count(*) from pg_indexes where tablename = 'Posts'") == 2
+    read = db.execute("select message_id, created_at from working_window('канал')").fetchall()
+    assert [r[0] for r in read] == [f"{n:04d}" for n in range(200)]
+    assert {r[1].year for r in read} == {2023}
+    with pycontext.connect(dsn) as memory:
+        assert memory.compact("канал", 2000).outcome == "summarized"
 
 
 @pytest.mark.core

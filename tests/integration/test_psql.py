@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,13 @@ def test_each_alias_asks_for_what_it_is_named_after(dsn: str, memory: pycontext.
     memory.compact("it's")
     for alias, word in zip(ALIASES, ("summary", "summarized", "compaction", "summarized"), strict=True):
         assert word in psql(dsn, f":{alias} ('it''s');"), alias
+
+
+def test_names_are_found_without_the_schema(dsn: str) -> None:
+    shown = psql(dsn, "show search_path;", "select create_chat('c');")
+    assert re.search(r"public.*pycontext", shown)
+    once = f"{dsn} options='-c search_path=pycontext'" if "://" not in dsn else dsn
+    assert psql(once, "show search_path;").count("pycontext") == 1
 
 
 def test_each_finding_says_what_to_do(db: Connection, memory: pycontext.Database, fill: Any) -> None:
