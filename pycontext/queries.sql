@@ -105,6 +105,13 @@ from pycontext.chats_due d
 order by d.updated_at, d.chat_id
 limit %(max_rows)s::integer;
 
+-- name: chats_adopted
+select c.chat_id, null::integer as token_budget, c.last_seq, c.act_no
+from pycontext.chat c
+where c.source is not null and c.chat_id > %(after)s::text
+order by c.chat_id
+limit %(max_rows)s::integer;
+
 -- name: chats_uncounted
 select u.chat_id from pycontext.chats_uncounted u limit %(max_rows)s::integer;
 

@@ -29,6 +29,7 @@ __all__ = ["Worker", "WorkDone", "Stopped"]
 logger = logging.getLogger("pycontext")
 
 _AT_ONCE = 10_000
+_ADOPTED_AT_ONCE = 20
 _REMEMBERED = 100_000
 _LOOK_AGAIN = 60.0
 """A chat that was due and was not compacted is looked at again when it changed, or after these seconds."""
@@ -74,6 +75,7 @@ class Worker:
         self._tell = tell
         self._stop = threading.Event()
         self._left: dict[str, tuple[int, int, float]] = {}
+        self._adopted_after = ""
         self._embed_after = 0.0
         self.done = WorkDone()
 
@@ -106,7 +108,8 @@ class Worker:
     def _look(self) -> None:
         runner = self._database._runner
         now = time.monotonic()
-        for chat in runner.run(operations.fetch(DueChat, Call("chats_due", {"max_rows": _AT_ONCE}))):
+        due = runner.run(operations.fetch(DueChat, Call("chats_due", {"max_rows": _AT_ONCE})))
+        for chat in [*due, *self._adopted()]:
             if self._stop.is_set():
                 return
             if not self._is_left(chat, now):
@@ -122,6 +125,13 @@ class Worker:
         embedder = self._database._choose_embedder(may_ask=True)
         if embedder is not None and now >= self._embed_after:
             self._embed(embedder)
+
+    def _adopted(self) -> list[DueChat]:
+        """The next adopted chats: whether one is due is not known without reading it, so each has its turn."""
+        parameters = {"after": self._adopted_after, "max_rows": _ADOPTED_AT_ONCE}
+        rows = self._database._runner.run(operations.fetch(DueChat, Call("chats_adopted", parameters)))
+        self._adopted_after = rows[-1].chat_id if len(rows) == _ADOPTED_AT_ONCE else ""
+        return rows
 
     def _take_facts(self) -> None:
         """Facts that no pass will take soon, as of what a user who started over set aside."""

@@ -227,7 +227,8 @@ where w.window_tokens > w.trigger_tokens
 comment on view pycontext.chats_due is
     'Native chats over their trigger that nobody is compacting and that do not wait after a failure: what a worker '
     'looks at. Told by the figures on the chat''s row, without a walk; compaction_plan has the last word, and may '
-    'still say skip. Adopted chats are not here: what they hold is not known without reading them.';
+    'still say skip. Adopted chats are not here: what they hold is not known without reading them; pycontext worker reads '
+    'those that have a row in pycontext.chat, some at each look.';
 comment on column pycontext.chats_due.chat_id is 'The chat.';
 comment on column pycontext.chats_due.tenant is 'Its tenant.';
 comment on column pycontext.chats_due.profile is 'Its profile.';

@@ -104,6 +104,27 @@ def test_once_compacts_what_is_due_and_counts_what_is_not_counted(
     assert column(db, "select distinct trigger from pycontext.pass") == ["worker"]
 
 
+def test_every_adopted_chat_has_its_turn(dsn: str, db: Connection) -> None:
+    """More than are read at one look; one that is not due is read again after a while only."""
+    db.execute(
+        "create table post (chat_id text, seq bigint, role text, content text, created_at timestamptz)"
+    )
+    db.execute(
+        "insert into post select 'c' || c, n, case when n % 2 = 0 then 'assistant' else 'user' end,"
+        " repeat('Parcel QX-' || n || ' is late. ', 30), now() - interval '1 day'"
+        " from generate_series(1, 22) c, generate_series(1, case when c = 9 then 60 else 2 end) n"
+    )
+    db.execute("create view chat_message as select *, seq::text as message_id from post")
+    db.execute("select pycontext.register_source('posts', 'chat_message', is_default => true)")
+    db.execute("select pycontext.create_chat('c' || n, profile => 'small-8k', source => 'posts') from generate_series(1, 22) n")
+    with pycontext.connect(dsn, summarizer=ExtractiveSummarizer()) as database:
+        worker = Worker(database)
+        done = [worker.run(once=True).passes for _ in range(3)]
+    assert done == [0, 1, 1]
+    assert column(db, LINES) == ["c9"]
+    assert column(db, "select outcome from pycontext.pass") == ["summarized"]
+
+
 def test_facts_of_what_start_over_set_aside_are_taken(dsn: str, db: Connection) -> None:
     """Whether or not the chat will ever be compacted; an extractor that fails is not asked again at once."""
     asked: list[str] = []
