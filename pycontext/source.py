@@ -33,9 +33,9 @@ class BadAdoption(PycontextError):
 class Adoption:
     """How a table of messages reads as a source. `role_map` maps its roles; '-' leaves one out.
 
-    order: an integer column that grows, or a time and a column that breaks its ties; a time may be a number, of
-    seconds, milliseconds … since 1970. where: SQL over the table's columns. from_view: a view written by hand
-    instead of all this.
+    order: an integer column that grows, or a time and a column that breaks its ties; a time may be a
+    number, of seconds, milliseconds … since 1970. where: SQL over the table's columns. from_view: a view
+    written by hand instead of all this.
     """
 
     name: str

@@ -234,11 +234,12 @@ def a_pass(console: Console, done: Pass) -> None:
         console.print(Text(f"{done.outcome}: {visible(done.reason or 'nothing to cut')}", style=style))
         return
     before, after = done.tokens_before or 0, done.tokens_after or 0
+    first = "up to " if done.from_seq is None else f"#{done.from_seq}–"
     saved = f", {1 - after / before:.0%} saved" if before else ""
     console.print(
         Text.assemble(
             ("summarized ", "green"),
-            f"{'up to ' if done.from_seq is None else f'#{done.from_seq}–'}#{done.to_seq}: {number(before)} → {number(after)} tokens{saved}, ",
+            f"{first}#{done.to_seq}: {number(before)} → {number(after)} tokens{saved}, ",
             f"{done.seconds:.2f} s, {visible(done.model or '')}",
         )
     )
