@@ -116,7 +116,10 @@ def test_every_adopted_chat_has_its_turn(dsn: str, db: Connection) -> None:
     )
     db.execute("create view chat_message as select *, seq::text as message_id from post")
     db.execute("select pycontext.register_source('posts', 'chat_message', is_default => true)")
-    db.execute("select pycontext.create_chat('c' || n, profile => 'small-8k', source => 'posts') from generate_series(1, 22) n")
+    db.execute(
+        "select pycontext.create_chat('c' || n, profile => 'small-8k', source => 'posts')"
+        " from generate_series(1, 22) n"
+    )
     with pycontext.connect(dsn, summarizer=ExtractiveSummarizer()) as database:
         worker = Worker(database)
         done = [worker.run(once=True).passes for _ in range(3)]
