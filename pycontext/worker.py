@@ -127,7 +127,7 @@ class Worker:
             self._embed(embedder)
 
     def _adopted(self) -> list[DueChat]:
-        """The next adopted chats: nobody knows whether one is due without reading it, so each has its turn."""
+        """The next adopted chats. Whether one is due is not known without reading it: each has its turn."""
         parameters = {"after": self._adopted_after, "max_rows": _ADOPTED_AT_ONCE}
         rows = self._database._runner.run(operations.fetch(DueChat, Call("chats_adopted", parameters)))
         self._adopted_after = rows[-1].chat_id if len(rows) == _ADOPTED_AT_ONCE else ""
