@@ -493,6 +493,11 @@ class Thread:
 
     def _check_shortened(self, row: Row, w: Mapping[str, Any], unit: Mapping[int, int]) -> None:
         told = json.dumps([w["content"], w["tool_calls"]], ensure_ascii=False)
+        if isinstance(row.content, list) and any(kind_of(p) == "reasoning" for p in row.content):
+            # reasoning goes whole and without a word, as in older turns
+            same = texts_of(w["content"]) == texts_of(escaped(row.content))
+            if same and (w["tool_calls"] or None) == (row.tool_calls or None):
+                return
         _hold(f"#{row.seq}" in told, "6 a shortened row says where the whole is", w)
         whole = self.render(row, unit)
         is_note = row.role == "tool" and unit[row.seq] == row.seq
