@@ -39,6 +39,7 @@ _FENCE = re.compile(r"<[\\/\s]*(memory-context|chat-summary|turn-context|system-
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 _IMAGE_TYPES = frozenset({"image_url", "image", "input_image"})
 _REASONING_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_FILE_TYPES = frozenset({"file", "input_file", "input_audio"})
 
 _lock = threading.Lock()
 _encoders: dict[str, tiktoken.Encoding] = {}
@@ -48,7 +49,7 @@ _encoders: dict[str, tiktoken.Encoding] = {}
 class Pieces:
     """What a message costs: overhead + images × the profile's image_tokens + the tokens of each text.
 
-    overhead: tokens that stand for no text. texts: to be counted one by one. images: how many.
+    overhead: tokens that stand for no text. texts: to be counted one by one. images: how many, files too.
     has_fence: holds one of our own fence tags, which the database escapes when it renders.
     has_reasoning: holds reasoning parts, which are sent in some turns and left out in others.
     """
@@ -84,7 +85,7 @@ def message_pieces(message: Mapping[str, Any]) -> Pieces:
     """What is to be counted of a message in OpenAI's format: the twin of the database's own rule.
 
     4 a message, 12 a tool call with its name and arguments, 8 a tool result, 1 a name with its text. Parts
-    that are neither text nor image count as their JSON; an image's data never counts.
+    that are neither text nor image count as their JSON; the data of an image or a file never counts.
     """
     fields: dict[str, Any] = clean(dict(message))
     role = fields.get("role")
@@ -106,9 +107,12 @@ def message_pieces(message: Mapping[str, Any]) -> Pieces:
             elif kind == "reasoning":
                 has_reasoning = True
             else:
+                if kind == "file":
+                    images += 1
+                    part = _without_data(part)
                 text = _part_text(part) if kind == "text" else _jsonb_text(part)
                 readable.append(text)
-                if kind == "other" or text.strip():
+                if kind != "text" or text.strip():
                     texts.append(text)
     if not (texts or images or has_reasoning or calls):
         texts = ["(empty)"]
@@ -150,7 +154,21 @@ def _part_kind(part: Any) -> str:
         return "text"
     if kind in _IMAGE_TYPES:
         return "image"
-    return "reasoning" if kind in _REASONING_TYPES else "other"
+    if kind in _REASONING_TYPES:
+        return "reasoning"
+    source = part.get("source") if kind == "document" else None
+    is_file = isinstance(source, dict) and source.get("type") in ("base64", "url", "file")
+    return "file" if is_file or kind in _FILE_TYPES else "other"
+
+
+def _without_data(part: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: {k: v for k, v in value.items() if k not in ("file_data", "data")}
+        if key in ("file", "input_audio", "source") and isinstance(value, dict)
+        else value
+        for key, value in part.items()
+        if key != "file_data"
+    }
 
 
 def _part_text(part: Any) -> str:

@@ -280,8 +280,8 @@ def exact(message: Mapping[str, Any], image_tokens: int) -> int:
     content = message["content"]
     for part in content if isinstance(content, list) else [] if content is None else [content]:
         kind = kind_of(part)
-        if kind == "image":
-            total += image_tokens
+        if kind in ("image", "file"):
+            total += image_tokens  # and a few for a file's name
         elif kind == "text":
             total += _count(part if isinstance(part, str) else part["text"])
         else:

@@ -18,6 +18,7 @@ FENCES = ("memory-context", "chat-summary", "turn-context", "system-note")
 _FENCE = re.compile(r"<(?=[\\/\s]*(?:" + "|".join(FENCES) + "))", re.IGNORECASE)
 _TEXTS = ("text", "input_text", "output_text")
 _IMAGES = ("image_url", "image", "input_image")
+_FILES = ("file", "input_file", "input_audio")
 _REASONING = ("thinking", "redacted_thinking", "reasoning")
 #: A call without its result is closed in the window by a row of at most this cost.
 STAND_IN_TOKENS = 16
@@ -576,6 +577,8 @@ def kind_of(part: Any) -> str:
     kind = part.get("type")
     if kind in _TEXTS:
         return "text"
+    if kind in _FILES or (kind == "document" and part["source"]["type"] != "text"):
+        return "file"
     return "image" if kind in _IMAGES else "reasoning" if kind in _REASONING else "other"
 
 

@@ -25,8 +25,21 @@ as $$
         when part ->> 'type' in ('text', 'input_text', 'output_text') then 'text'
         when part ->> 'type' in ('image_url', 'image', 'input_image') then 'image'
         when part ->> 'type' in ('thinking', 'redacted_thinking', 'reasoning') then 'reasoning'
+        when part ->> 'type' in ('file', 'input_file', 'input_audio')
+            or part ->> 'type' = 'document' and part #>> '{source,type}' in ('base64', 'url', 'file') then 'file'
         else 'other'
     end
+$$;
+
+-- A part as text: a file without its data.
+create or replace function pycontext._part_json(part jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select case when pycontext._part_kind(part) <> 'file' then part else (
+        select jsonb_object_agg(e.key, case when e.key in ('file', 'input_audio', 'source') and jsonb_typeof(e.value) = 'object'
+            then e.value - array['file_data', 'data'] else e.value end)
+        from jsonb_each(part - 'file_data') e) end::text
 $$;
 
 create or replace function pycontext._part_text(part jsonb)
@@ -47,7 +60,7 @@ as $$
             select string_agg(case pycontext._part_kind(e.value)
                 when 'text' then pycontext._part_text(e.value)
                 when 'image' then '[image]'
-                else e.value::text
+                else pycontext._part_json(e.value)
             end, E'\n' order by e.ordinality)
             from jsonb_array_elements(content) with ordinality e
             where pycontext._part_kind(e.value) <> 'reasoning')
@@ -65,7 +78,7 @@ as $$
                 when jsonb_typeof(e.value) = 'string' then to_jsonb(pycontext._escape_fences(e.value #>> '{}'))
                 when e.value ? 'text' then jsonb_set(e.value, '{text}',
                     to_jsonb(pycontext._escape_fences(e.value ->> 'text')))
-                when pycontext._part_kind(e.value) = 'other' then
+                when pycontext._part_kind(e.value) in ('file', 'other') then
                     -- in JSON the character is written as two
                     regexp_replace(e.value::text, '<(?=[\\/\s]*(memory-context|chat-summary|turn-context|system-note))',
                         '<\\\\', 'gi')::jsonb
@@ -105,8 +118,8 @@ returns jsonb
 language sql immutable parallel safe
 as $$
     select case when jsonb_typeof(content) = 'array' then (
-        select jsonb_agg(case when pycontext._part_kind(e.value) = 'image'
-            then jsonb_build_object('type', 'text', 'text', format('[image left out; #%s]', seq))
+        select jsonb_agg(case when pycontext._part_kind(e.value) in ('image', 'file')
+            then jsonb_build_object('type', 'text', 'text', format('[%s left out; #%s]', pycontext._part_kind(e.value), seq))
             else e.value end order by e.ordinality)
         from jsonb_array_elements(content) with ordinality e)
     else content end
@@ -160,7 +173,7 @@ end
 $$;
 
 -- What a rendered message costs: overhead + the tokens of each text (DESIGN: 4 a message, 12 a call,
--- 8 a result, 1 for a name, images flat). The estimate and the exact count both start here.
+-- 8 a result, 1 for a name, images and files flat). The estimate and the exact count both start here.
 create or replace function pycontext._count_pieces(
     content jsonb, tool_calls jsonb, role text, name text, image_tokens integer,
     out overhead integer, out texts text[], out reasoning text[], out images integer)
@@ -174,11 +187,11 @@ begin
     if jsonb_typeof(content) = 'array' then
         select
             coalesce(array_agg(case pycontext._part_kind(e.value)
-                when 'text' then pycontext._part_text(e.value) else e.value::text end order by e.ordinality)
-                filter (where pycontext._part_kind(e.value) in ('text', 'other')), '{}'),
+                when 'text' then pycontext._part_text(e.value) else pycontext._part_json(e.value) end order by e.ordinality)
+                filter (where pycontext._part_kind(e.value) in ('text', 'file', 'other')), '{}'),
             coalesce(array_agg(e.value::text order by e.ordinality)
                 filter (where pycontext._part_kind(e.value) = 'reasoning'), '{}'),
-            count(*) filter (where pycontext._part_kind(e.value) = 'image')
+            count(*) filter (where pycontext._part_kind(e.value) in ('image', 'file'))
         into texts, reasoning, images
         from jsonb_array_elements(content) with ordinality e;
     elsif content is not null then

@@ -35,7 +35,7 @@ as $$
         else case
             when part ->> 'type' in ('input_audio', 'file') and role = 'user' or part ->> 'type' = 'refusal' and role = 'assistant'
                 then part
-            else jsonb_build_object('type', 'text', 'text', part::text) end
+            else jsonb_build_object('type', 'text', 'text', pycontext._part_json(part)) end
     end
     from (select pycontext._part_kind(part) as kind) k
 $$;
@@ -154,7 +154,7 @@ as $$
                     jsonb_build_object('type', 'image', 'source', jsonb_build_object('type', 'url', 'url', u.url))
                 when role = 'user' and e.value ->> 'type' in ('document', 'search_result')
                     or role = 'assistant' and e.value ->> 'type' ~ '^(server_tool_use|mcp_tool_use|\w+_tool_result)$' then e.value
-                else jsonb_build_object('type', 'text', 'text', e.value::text)
+                else jsonb_build_object('type', 'text', 'text', pycontext._part_json(e.value))
             end order by e.ordinality), '[]')
             || case when has_calls or bool_or(k.kind <> 'reasoning') then '[]'
                 else '[{"type": "text", "text": "(empty)"}]'::jsonb end

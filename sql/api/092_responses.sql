@@ -17,7 +17,7 @@ as $$
             when k.kind = 'image' then '{"type": "input_text", "text": "[image]"}'
             when e.value ->> 'type' = 'file' and jsonb_typeof(e.value -> 'file') = 'object' then
                 '{"type": "input_file"}'::jsonb || (e.value -> 'file')
-            else jsonb_build_object('type', 'input_text', 'text', e.value::text)
+            else jsonb_build_object('type', 'input_text', 'text', pycontext._part_json(e.value))
         end order by e.ordinality), '"(empty)"')
         from jsonb_array_elements(content) with ordinality e
         cross join lateral (select pycontext._part_kind(e.value) as kind) k
@@ -42,7 +42,7 @@ begin
             else jsonb_build_object('type', 'message', 'role', 'assistant', 'content', case
                 when k.kind = 'text' then pycontext._part_text(e.value)
                 when k.kind = 'image' then '[image]'
-                else coalesce(e.value ->> 'refusal', e.value::text) end)
+                else coalesce(e.value ->> 'refusal', pycontext._part_json(e.value)) end)
         end order by e.ordinality)
         into v_items
         from jsonb_array_elements(content) with ordinality e

@@ -29,7 +29,7 @@ comment on column pycontext.profile.trigger_ratio is 'Compaction starts above th
 comment on column pycontext.profile.trigger_tokens is
     'Compaction starts above this many tokens if that is sooner than trigger_ratio; null = only the ratio counts.';
 comment on column pycontext.profile.target_ratio is 'Share of the token budget that compaction aims at.';
-comment on column pycontext.profile.image_tokens is 'Flat count of one image, in tokens; its bytes are never counted.';
+comment on column pycontext.profile.image_tokens is 'Flat count of one image or file, in tokens; its bytes are never counted.';
 comment on column pycontext.profile.strict_roles is
     'True: system and developer messages inside the thread are sent to OpenAI as fenced user messages. For Anthropic '
     'they always are.';
@@ -539,7 +539,8 @@ begin
             ('_no_such_chat', 'Raises PCX01.'),
             ('_has_fence', 'Whether a text contains one of our fence tags.'),
             ('_escape_fences', 'The text with one character put into each of our fence tags.'),
-            ('_part_kind', 'Kind of a content part: text, image, reasoning or other.'),
+            ('_part_kind', 'Kind of a content part: text, image, reasoning, file or other.'),
+            ('_part_json', 'A content part as text, a file without its data.'),
             ('_part_text', 'Text of a content part; empty where it has none.'),
             ('_content_text', 'Readable text of a content, without reasoning; images as [image].'),
             ('_escape_content', 'A content with fence tags made harmless.'),

@@ -266,19 +266,63 @@ def test_a_scale_divides_the_budget_and_no_count(begin: Begin) -> None:
         assert tokens[0] == tokens[1] if budget == 200000 else tokens[0] > tokens[1]
 
 
+BYTES = "QUJD" * 250000
+DATA = f"data:image/png;base64,{BYTES}"
+IMAGES = [
+    {"type": "image_url", "image_url": {"url": DATA}},
+    {"type": "input_image", "image_url": DATA},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BYTES}},
+]
+ATTACHED = [
+    {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{BYTES}"}},
+    {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{BYTES}"},
+    {"type": "input_audio", "input_audio": {"format": "wav", "data": BYTES}},
+    {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": BYTES}},
+]
+
+
 @pytest.mark.parametrize("role", ["user", "tool"])
-def test_an_image_costs_a_flat_rate_whatever_its_bytes(begin: Begin, role: str) -> None:
-    data = "data:image/png;base64," + "QUJD" * 250000
-    parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": data}}]
+@pytest.mark.parametrize("part", [*IMAGES, *ATTACHED], ids=lambda part: part["type"])
+def test_an_image_or_a_file_costs_a_flat_rate_whatever_its_bytes(begin: Begin, role: str, part: Any) -> None:
+    parts = [{"type": "text", "text": "what is this?"}, part]
     first = [user(parts)] if role == "user" else [user("look"), calls("A"), result("A", parts)]
     chat = begin(*first)
+    assert 1000 < sum(w["tokens"] for w in chat.window(100000)) < 1100
     chat.play(Count(10))
     window = chat.window(100000)
-    assert sum(w["tokens"] for w in window) < 1100
+    assert 1000 < sum(w["tokens"] for w in window) < 1100
     if role == "user":
         assert window[0]["content"] == parts
     plan = chat.rows("select decision from pycontext.compaction_plan(%s, 100000)", chat.chat_id)
     assert plan[0]["decision"] == "none"
+    for form in chat.forms():
+        assert len(json.dumps(chat.messages(form, 100000))) < len(BYTES) + 2000
+    found = chat.rows(
+        "select text from pycontext.thread(%s) t, pycontext._content_text(t.content) text", chat.chat_id
+    )
+    assert BYTES not in str(found)
+
+
+@pytest.mark.parametrize("part", ATTACHED, ids=lambda part: part["type"])
+def test_a_file_that_a_provider_does_not_take_is_named_not_sent_as_text(begin: Begin, part: Any) -> None:
+    chat = begin(user("look"), calls("A"), result("A", [part]), user("and?"))
+    sent = 0
+    for form in chat.forms():
+        request = json.dumps(chat.messages(form, 100000))
+        sent += BYTES in request
+    assert sent <= (part["type"] in ("file", "input_file")), "a result holds no file but in the Responses API"
+
+
+def test_an_old_file_is_left_out_before_words_are(begin: Begin) -> None:
+    chat = begin(user([{"type": "text", "text": "read this"}, ATTACHED[0]]), says("read"), profile="small-8k")
+    chat.append(*[m for n in range(6) for m in (user(f"question {n} " * 30), says(f"answer {n} " * 30))])
+    if chat.kind == "adopted":
+        pytest.skip("nothing is pruned by rule there")
+    chat.append(user("and?"))
+    for budget in (1500, 1200, 900):
+        told = json.dumps(held(chat, budget))
+        assert BYTES not in told
+        assert "[file left out; #1]" in told or "left out here" in told
 
 
 def test_many_images_are_not_free(begin: Begin) -> None:
