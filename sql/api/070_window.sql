@@ -466,8 +466,19 @@ begin
         s.line_total := s.total_base;
     elsif s.has_open then
         -- room for the stand-ins of results that have not come
-        select count(*) into v_open from jsonb_each(c.open_calls) o
-        where (o.value ->> 'seq')::bigint > s.lo_seq and not o.value ? 'interim';
+        select count(*) into v_open
+        from (
+            select (o.value ->> 'seq')::bigint as unit_seq, split_part(o.key, '#' || (o.value ->> 'seq'), 1) as call_id
+            from jsonb_each(c.open_calls) o
+            where (o.value ->> 'interim')::bigint <= s.hi_seq is not true
+            union
+            -- answered since: in a replay they wait
+            select r.unit_seq, r.tool_call_id
+            from pycontext.act a
+            join pycontext.message r
+                on r.chat_id = a.chat_id and r.seq = (a.details ->> 'seq')::bigint and r.line_no = 0 and r.seq > s.hi_seq
+            where as_of is not null and a.chat_id = c.chat_id and a.act_no > s.hi_act and a.act = 'late_result') o
+        where o.unit_seq between s.lo_seq + 1 and s.hi_seq;
         s.fixed_tokens := s.fixed_tokens + 16 * v_open;
     end if;
     s.counted_tokens := 3 + coalesce(q.tokens, 0) + coalesce(l.tokens + coalesce(s.head_frozen, 0)

@@ -744,6 +744,20 @@ def test_a_cut_is_not_called_exact_in_a_replay(begin: Begin) -> None:
     assert not any(w["is_exact"] for w in window)
 
 
+@pytest.mark.parametrize("when", ["asked afterwards", "answered afterwards"])
+def test_calls_wait_in_a_replay_as_they_did(begin: Begin, when: str) -> None:
+    """Room is kept for the stand-ins of what waited then, not of what waits now."""
+    chat = begin(user("first " * 30), *[says("well " * 60) for _ in range(16)], user("look"))
+    if when == "answered afterwards":
+        chat.append(calls("A", "B", "C"), user("and?"))
+    asked = chat.thread.rows[-1].message_id
+    total = sum(w["tokens"] for w in chat.window(100000)) + 3
+    budgets = range(total - 60, total + 60, 6)
+    read = {budget: chat.messages("openai_messages", budget) for budget in budgets}
+    chat.append(*[result(i) for i in "ABC"] if when == "answered afterwards" else [calls("A", "B", "C")])
+    assert {budget: chat.messages("openai_messages", budget, asked) for budget in budgets} == read
+
+
 def test_a_count_above_the_estimate_of_the_head_is_made_room_for(begin: Begin) -> None:
     chat = begin(user("注文はどこですか。カタカナも。" * 32), says("word " * 3000), user("ok"))
     chat.play(Compact(2000))
