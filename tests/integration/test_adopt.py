@@ -154,9 +154,7 @@ def test_null_content_is_told(run: Callable[..., Result], shop: Connection) -> N
 
 
 @pytest.mark.core
-def test_uuid_ids_by_time_with_parts_and_calls(
-    run: Callable[..., Result], db: Connection, dsn: str
-) -> None:
+def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: Connection, dsn: str) -> None:
     db.execute(
         """
         create table chat_message (

@@ -167,3 +167,50 @@ def test_a_line_goes_past_the_pruned_part(db: Connection, chat: str) -> None:
     assert 3 + sum(row[4] for row in rows) <= budget
     assert not any(row[5] for row in rows)
     assert plan(db, chat, budget)[1] == 3 + sum(row[4] for row in rows)
+
+
+def test_old_images_are_told_in_words_and_newer_ones_stay(db: Connection) -> None:
+    """Of a user's message only the picture goes, never a word."""
+    db.execute("select pycontext.create_chat('i')")
+    pixel = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+    for turn in range(16):
+        parts = [{"type": "text", "text": f"picture {turn}, взгляни"}, pixel]
+        rows = [{"role": "user", "content": parts}, {"role": "assistant", "content": f"I see {turn}."}]
+        db.execute("select from pycontext.append_messages('i', %s)", (json.dumps(rows),))
+    assert plan(db, "i", 20000)[0] == "prune"
+    done = db.execute("select outcome, to_seq from pycontext.prune_chat('i', 20000)").fetchone()
+    assert done is not None
+    assert done[0] == "pruned"
+    seen = {row[0]: json.dumps(row[2], ensure_ascii=False) for row in window(db, "i", 20000)}
+    for turn in range(16):
+        assert f"picture {turn}, взгляни" in seen[2 * turn + 1]
+    whole = [seq for seq, text in seen.items() if "base64" in text]
+    request = max(seq for seq in range(1, 32, 2) if seq <= done[1])
+    assert whole == [1, *range(request, 32, 2)], "the head, and from the newest request before the border on"
+    assert all(f"[image left out; #{seq}]" in seen[seq] for seq in range(3, request, 2))
+    assert 1 < request < 25
+
+
+def test_passes_that_save_little_are_not_repeated_until_the_chat_has_grown(db: Connection) -> None:
+    """Judged by what recent passes freed, before anything is paid; and said, not silent."""
+    db.execute("select pycontext.create_chat('t', profile => 'small-8k')")
+
+    def talk(turns: int) -> None:
+        rows = [
+            {"role": role, "content": "word " * 200} for _ in range(turns) for role in ("user", "assistant")
+        ]
+        db.execute("select from pycontext.append_messages('t', %s)", (json.dumps(rows),))
+
+    talk(16)
+    decided = "select decision, reason from pycontext.compaction_plan('t')"
+    assert db.execute(decided).fetchone()[0] == "summarize"  # type: ignore[index]
+    db.execute(
+        "insert into pycontext.pass"
+        " (chat_id, pass_no, at_seq, outcome, token_budget, tokens_before, tokens_after) select 't', n, 32, outcome, 6000, 6000, 6000 - saved"
+        " from (values (1, 'pruned', 300), (2, 'summarized', 200)) v (n, outcome, saved)"
+    )
+    decision, reason = db.execute(decided).fetchone()  # type: ignore[misc]
+    assert decision == "skip"
+    assert "the last two passes freed only 300 and 200 tokens" in reason
+    talk(2)
+    assert db.execute(decided).fetchone()[0] == "summarize"  # type: ignore[index]
