@@ -204,11 +204,11 @@ def test_passes_that_save_little_are_not_repeated_until_the_chat_has_grown(db: C
     talk(16)
     decided = "select decision, reason from pycontext.compaction_plan('t')"
     assert db.execute(decided).fetchone()[0] == "summarize"  # type: ignore[index]
-    db.execute(
-        "insert into pycontext.pass"
-        " (chat_id, pass_no, at_seq, outcome, token_budget, tokens_before, tokens_after) select 't', n, 32, outcome, 6000, 6000, 6000 - saved"
-        " from (values (1, 'pruned', 300), (2, 'summarized', 200)) v (n, outcome, saved)"
-    )
+    db.execute("""
+        insert into pycontext.pass (chat_id, pass_no, at_seq, outcome, token_budget, tokens_before, tokens_after)
+        select 't', n, 32, outcome, 6000, 6000, 6000 - saved
+        from (values (1, 'pruned', 300), (2, 'summarized', 200)) v (n, outcome, saved)
+    """)
     decision, reason = db.execute(decided).fetchone()  # type: ignore[misc]
     assert decision == "skip"
     assert "the last two passes freed only 300 and 200 tokens" in reason
