@@ -205,7 +205,8 @@ def test_passes_that_save_little_are_not_repeated_until_the_chat_has_grown(db: C
     decided = "select decision, reason from pycontext.compaction_plan('t')"
     assert db.execute(decided).fetchone()[0] == "summarize"  # type: ignore[index]
     db.execute("""
-        insert into pycontext.pass (chat_id, pass_no, at_seq, outcome, token_budget, tokens_before, tokens_after)
+        insert into pycontext.pass
+            (chat_id, pass_no, at_seq, outcome, token_budget, tokens_before, tokens_after)
         select 't', n, 32, outcome, 6000, 6000, 6000 - saved
         from (values (1, 'pruned', 300), (2, 'summarized', 200)) v (n, outcome, saved)
     """)
