@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pycontext.masking import mask
@@ -17,6 +17,7 @@ from pycontext.summary import Count, SourceMessage, tidy
 _BASE64 = re.compile(r"(?:data:[\w/+.-]{1,60};base64,)?(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{400,}={0,2}")
 _REASONING_PART = re.compile(r"^\s*\{\s*\"type\"\s*:\s*\"(?:thinking|redacted_thinking|reasoning)\"")
 _MIN_PIECE = 256
+_SHORT = 80
 ATTACHED = re.compile(r"^\{(?=.*\"type\": ?\").*\}$", re.MULTILINE)
 """A part of a message that is neither text nor image, as `compaction_source` tells it: its JSON on a line."""
 _FILE_NAME = re.compile(r'"(?:filename|title|name)": ?"([^"\\]{1,100})"')
@@ -50,16 +51,19 @@ def without_attached(text: str) -> str:
 
 def pieces(messages: Sequence[SourceMessage], limit: int, count: Count) -> list[Piece]:
     """The told rows of `messages` in pieces of at most `limit` tokens of `count`; every row is in at
-    least one."""
+    least one. Of results that say the same the newest is there in full, the others name it."""
     limit = max(limit, _MIN_PIECE)
     found: list[Piece] = []
     lines: list[str] = []
     seqs: list[int] = []
     used = 0
     day = ""
+    newest = {row.text: row.seq for row in messages if row.is_told and row.role == "tool"}
     for row in messages:
         if not row.is_told:
             continue
+        if row.role == "tool" and len(row.text) > _SHORT and newest[row.text] != row.seq:
+            row = replace(row, text=f"(the same as #{newest[row.text]})")
         today = row.created_at.strftime("%Y-%m-%d") if row.created_at else ""
         for text in _row_parts(row, limit - 24, count):
             cost = count(text) + 1

@@ -110,6 +110,24 @@ def test_the_request(server: LLMServer, summarizer: OpenAISummarizer) -> None:
     assert result.segment.decisions == tuple(GOOD["decisions"])
 
 
+def test_results_that_say_the_same_are_sent_once(server: LLMServer, summarizer: OpenAISummarizer) -> None:
+    listing = "name,price\n" + "\n".join(f"item-{n},{n}.50" for n in range(40))
+    messages = [SourceMessage(1, "m1", text=listing)]
+    for n in range(4):
+        call = {"id": f"c{n}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        text = listing if n != 2 else f"{listing}\nitem-40,40.50"
+        messages += [
+            SourceMessage(2 * n + 2, f"m{2 * n + 2}", role="assistant", tool_calls=[call]),
+            SourceMessage(2 * n + 3, f"m{2 * n + 3}", role="tool", text=text, tool_call_id=f"c{n}"),
+        ]
+    ask(summarizer, messages)
+    (prompt,) = server.prompts
+    assert prompt.count("item-39,39.50") == 3, "the user's, the newest result and the one that differs"
+    for seq in (3, 5):
+        assert f"#{seq} tool: (the same as #9)" in prompt
+    assert "#9 tool: name,price" in prompt
+
+
 def test_the_marker_is_another_each_time(server: LLMServer, summarizer: OpenAISummarizer) -> None:
     ask(summarizer)
     ask(summarizer)
