@@ -29,7 +29,7 @@ SECONDS = 60.0
 QUERY_SECONDS = 5.0
 """How long recall waits for the embedding of its query; after that it goes by words alone."""
 
-_MESSAGES_AT_ONCE = 50
+_MESSAGES_AT_ONCE = 10
 
 
 class EmbedderFailed(Exception):

@@ -43,6 +43,7 @@ SECONDS = 60.0
 
 _ROWS_AT_ONCE = 500
 _MAX_LENGTH = 2000
+_OTHER = {"user": "assistant", "assistant": "user"}
 
 
 @dataclass(frozen=True)
@@ -240,12 +241,12 @@ def _told(row: Recalled) -> str:
     place = f"{row.stated_at:%Y-%m-%d} #{row.seq}"
     if row.kind == "fact":
         return f"[{place}] {row.content}"
-    text = f"[{place} {row.role}] {row.content}"
-    if row.beside is None:
-        return text
-    other = "assistant" if row.role == "user" else "user"
-    beside = f"[#{row.beside_seq} {other}] {row.beside}"
-    return f"{text}\n{beside}" if row.role == "user" else f"{beside}\n{text}"
+    said = {row.seq: f"[{place} {row.role}] {row.content}"}
+    if row.beside_seq is not None:
+        said[row.beside_seq] = f"[#{row.beside_seq} {_OTHER[row.role]}] {row.beside}"
+    for near in row.also or ():
+        said[near["seq"]] = f"[#{near['seq']} {near['role']}] {near['content']}"
+    return "\n".join(said[seq] for seq in sorted(said))
 
 
 def _message(row: Row) -> SourceMessage:

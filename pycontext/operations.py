@@ -294,9 +294,11 @@ def recall(
         "query_embedding": None if query_embedding is None else list(query_embedding),
         "max_rows": max_rows,
         "max_tokens": max_tokens,
+        "embedding_model": None,
     }
     if query_embedding is None and embedder is not None and (query or "").strip():
         given["query_embedding"] = yield from embeddings.query(given["query"], embedder)
+        given["embedding_model"] = embedder.name
         try:
             return (yield from fetch(Recalled, Call("recall", given)))
         except psycopg.errors.FeatureNotSupported as error:

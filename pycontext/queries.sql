@@ -169,10 +169,11 @@ from pycontext.remember(
 
 -- name: recall
 select r.kind, r.chat_id, r.seq, r.fact_id, r.message_id, r.role, r.subject, r.content,
-    r.score::double precision as score, r.tokens, r.stated_at, r.beside_seq, r.beside
+    r.score::double precision as score, r.tokens, r.stated_at, r.beside_seq, r.beside, r.also
 from pycontext.recall(
     chat_id => %(chat_id)s::text, query => %(query)s::text, query_embedding => %(query_embedding)s::real[],
-    max_rows => %(max_rows)s::integer, max_tokens => %(max_tokens)s::integer) r;
+    max_rows => %(max_rows)s::integer, max_tokens => %(max_tokens)s::integer,
+    embedding_model => %(embedding_model)s::text) r;
 
 -- name: chats_unflushed
 select u.chat_id, pycontext.flush_owed(chat_id => u.chat_id) as message_id

@@ -194,6 +194,7 @@ class Recalled:
     """One row of `recall`: a fact, or a passage of a message. `score` is None where nothing was asked.
 
     beside: how the reply to the message begins, or what it replies to; None where there is none to tell.
+    also: messages right before or after that fit too, in short: dicts of seq, role and content.
     """
 
     kind: str
@@ -209,6 +210,7 @@ class Recalled:
     stated_at: datetime
     beside_seq: int | None
     beside: str | None
+    also: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

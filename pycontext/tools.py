@@ -256,6 +256,7 @@ def _recalled(rows: Sequence[Recalled]) -> str:
             lines.append(
                 f"- {row.role} said, {_day(row.stated_at)}, #{row.seq} of chat {row.chat_id}: {row.content}"
             )
+            lines += [f"  {near['role']}, #{near['seq']}: {near['content']}" for near in row.also or ()]
     # the fence keeps it out of summaries, and from being learnt again
     return "\n".join(["<memory-context>", *map(escaped, lines), "</memory-context>"])
 

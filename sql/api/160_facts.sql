@@ -5,7 +5,7 @@ create or replace view pycontext.recall_row as
 select
     null::text as kind, null::text as chat_id, null::bigint as seq, null::text as fact_id, null::text as message_id,
     null::text as role, null::text as subject, null::text as content, null::real as score, null::integer as tokens,
-    null::timestamptz as stated_at, null::bigint as beside_seq, null::text as beside
+    null::timestamptz as stated_at, null::bigint as beside_seq, null::text as beside, null::jsonb as also
 where false;
 comment on view pycontext.recall_row is 'Row type of recall.';
 comment on column pycontext.recall_row.kind is 'fact or message.';
@@ -19,11 +19,13 @@ comment on column pycontext.recall_row.content is 'The fact, or the passage of t
 comment on column pycontext.recall_row.score is
     'How well it fits the query, 0 to 1, to compare rows of one call: by words alone, 1 = a fact with all of them; null '
     'without a query.';
-comment on column pycontext.recall_row.tokens is 'What content and beside take, in tokens, estimated on the safe side.';
+comment on column pycontext.recall_row.tokens is 'What content, beside and also take, in tokens, estimated on the safe side.';
 comment on column pycontext.recall_row.stated_at is 'When it was said.';
 comment on column pycontext.recall_row.beside_seq is
     'The message that answers this one, or that this one answers; null for a fact, and where the window shows it.';
 comment on column pycontext.recall_row.beside is 'How that one begins.';
+comment on column pycontext.recall_row.also is
+    'Messages right before or after that fit the query too, in short, by place: [{"seq", "role", "content"}]; null for none.';
 
 create or replace view pycontext.fact_row as
 select
@@ -453,8 +455,9 @@ select
     null::timestamptz as stated_at, null::double precision as score, null::integer as from_char
 where false;
 
--- Rows of the messages with one of the terms, in the chats given: one index look-up a term, at most max_rows each. Under
--- row-level security Postgres looks nothing up by words before it has checked the policy: there the chats are read.
+-- Rows of the messages with one of the terms, in the chats given: index look-ups, at most max_rows a term, those of the
+-- chats named first. Under row-level security Postgres looks nothing up by words before it has checked the policy: there
+-- the chats are read.
 create or replace function pycontext._term_hits(chats text[], terms text[], max_rows integer)
 returns table (chat_id text, seq bigint, role text, tokens integer, created_at timestamptz, term integer)
 language plpgsql stable
@@ -464,9 +467,16 @@ set enable_indexscan = off
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    v_scope tsquery := (
-        select ('(' || string_agg('''' || pycontext._chat_word(w.id) || '''', '|') || ')')::tsquery from unnest(chats) w (id));
+    -- for a frequent term the index compares each message with each of the chats: a few at a time
+    v_at_once constant integer := 20;
+    v_some text[];
+    v_scopes tsquery[] := array(
+        select string_agg('''' || pycontext._chat_word(w.id) || '''', '|' order by w.n)::tsquery
+        from unnest(chats) with ordinality w (id, n)
+        group by (w.n - 1) / v_at_once order by (w.n - 1) / v_at_once);
     v_is_bound boolean := row_security_active('pycontext.message');
+    v_left integer;
+    v_count integer;
 begin
     for i in 1 .. cardinality(terms) loop
         if v_is_bound then
@@ -476,22 +486,30 @@ begin
             where m.chat_id = any (chats) and m.line_no = 0 and m.gone_act is null and m.role in ('user', 'assistant')
                 and pycontext._message_words(m.chat_id, m.content) @@ terms[i]::tsquery
             limit max_rows;
-        else
+            continue;
+        end if;
+        v_left := max_rows;
+        for j in 1 .. cardinality(v_scopes) loop
+            v_some := chats[(j - 1) * v_at_once + 1 : j * v_at_once];
             -- conditions no other index answers: without statistics the planner would take one of them and read all
             return query
             select m.chat_id, m.seq, m.role, m.tokens, m.created_at, i
             from pycontext.message m
-            where pycontext._message_words(m.chat_id, m.content) @@ (v_scope && terms[i]::tsquery)
-                and m.chat_id || '' = any (chats) and m.kind = 'message' and coalesce(m.gone_act, 0) = 0
+            where pycontext._message_words(m.chat_id, m.content) @@ (v_scopes[j] && terms[i]::tsquery)
+                and m.chat_id || '' = any (v_some) and m.kind = 'message' and coalesce(m.gone_act, 0) = 0
                 and m.role in ('user', 'assistant')
-            limit max_rows;
-        end if;
+            limit v_left;
+            get diagnostics v_count = row_count;
+            v_left := v_left - v_count;
+            exit when v_left <= 0;
+        end loop;
     end loop;
 end
 $$;
 
 -- Facts and messages with words of the query: BM25, a word counted once in a text, so that long texts don't win by
--- length; what a user said counts double. No message that the window shows, or from before its chat's reset.
+-- length; what a user said counts double. The root of the usual weight of a rare word: in a question those are as often the
+-- words of asking ("walk me through", "summarize") as what is asked for. No message that the window shows, or from before its chat's reset.
 create or replace function pycontext._recall_words(
     c pycontext.chat, chats text[], shown bigint[], terms text[], max_rows integer)
 returns setof pycontext._recall_hit
@@ -524,7 +542,8 @@ as $$
     ), found as (
         select h.term, count(*) as rows from hit h group by h.term
     ), weight as (
-        select g.n as term, ln(1 + (greatest(s.rows, f.rows, 1) - coalesce(f.rows, 0) + 0.5) / (coalesce(f.rows, 0) + 0.5)) as weight
+        select g.n as term, sqrt(ln(
+            1 + (greatest(s.rows, f.rows, 1) - coalesce(f.rows, 0) + 0.5) / (coalesce(f.rows, 0) + 0.5))) as weight
         from generate_series(1, cardinality(terms)) g (n)
         cross join size s
         left join found f on f.term = g.n
@@ -609,7 +628,7 @@ $$;
 -- at most max_rows, and max_tokens in all (null: the profile's memory_tokens). No query: the newest facts. PCX01, PCX13.
 create or replace function pycontext.recall(
     chat_id text, query text default null, query_embedding real[] default null, max_rows integer default 10,
-    max_tokens integer default null)
+    max_tokens integer default null, embedding_model text default null)
 returns setof pycontext.recall_row
 language plpgsql stable
 set search_path = ''
@@ -621,6 +640,10 @@ declare
     f pycontext.fact;
     b record;
     r pycontext.recall_row;
+    v_rows pycontext.recall_row[] := '{}';
+    v_at integer;
+    v_lo bigint[] := '{}';
+    v_hi bigint[] := '{}';
     v_terms text[] := pycontext._query_terms(query);
     v_chats text[];
     v_shown bigint[];
@@ -632,6 +655,9 @@ declare
     v_body text;
     v_share integer;
     v_left integer;
+    v_rows_left integer := max_rows;
+    v_place integer := 0;
+    v_most integer;
 begin
     select t.* into c from pycontext.chat t where t.chat_id = recall.chat_id;
     if not found then
@@ -641,6 +667,7 @@ begin
     end if;
     select coalesce(max_tokens, least(p.memory_tokens, p.context_window / 8)) into v_left
     from pycontext.profile p where p.profile = c.profile;
+    v_most := greatest(v_left / greatest(max_rows, 1), 100);
     v_chats := array[c.chat_id] || case when c.owner is null then '{}' else array(
         select t.chat_id from pycontext.chat t
         where t.tenant = c.tenant and t.owner = c.owner and t.chat_id <> c.chat_id order by t.updated_at desc limit 500) end;
@@ -662,6 +689,7 @@ begin
                 raise exception using errcode = '0A000', message = 'recall by embedding is not installed',
                     hint = 'run sql/extras/embeddings.sql, or leave query_embedding out: recall is lexical then';
             end if;
+            perform pycontext._check_embedding_model(embedding_model, cardinality(query_embedding));
             v_near := array(select n from pycontext._nearest(c, v_shown, query_embedding, 20 * max_rows) n);
         end if;
     end if;
@@ -682,18 +710,30 @@ begin
         full join n on n.chat_id = w.chat_id and n.seq = w.seq and coalesce(n.fact_id, '') = coalesce(w.fact_id, '')
         order by 6 desc nulls last, 4 desc, 2 desc
     loop
-        exit when max_rows <= 0 or v_left < 10;
+        v_place := v_place + 1;
+        exit when v_left < 10 or v_rows_left <= 0 and v_place > 4 * max_rows;
         r := null;
-        v_share := greatest(v_left / max_rows, 100);
+        v_share := case when v_rows_left > 0 then greatest(v_left / v_rows_left, 100) else least(greatest(v_left, 100), v_most) / 2 end;
         if h.fact_id is not null then
+            continue when v_rows_left = 0;
             select t.* into f from pycontext.fact t where t.chat_id = h.chat_id and t.fact_id = h.fact_id;
             -- a fact that only quotes what was just told
             continue when f.subject is null and f.source = 'flush' and strpos(v_texts, btrim(f.content, '…" ')) > 0;
             r := row('fact', f.chat_id, f.seq, f.fact_id, null, f.role, f.subject, f.content, h.score,
-                pycontext.estimate_tokens(f.content), f.stated_at, null, null)::pycontext.recall_row;
+                pycontext.estimate_tokens(f.content), f.stated_at, null, null, null)::pycontext.recall_row;
         else
             -- a question and its reply are told once, together
             continue when format('%s %s', h.chat_id, h.seq) = any (v_told);
+            if v_rows_left = 0 then
+                -- what tokens are left tell what was said right before or after a row's message, at half the length
+                select w.n into v_at
+                from generate_subscripts(v_rows, 1) w (n)
+                where (v_rows[w.n]).kind = 'message' and (v_rows[w.n]).chat_id = h.chat_id
+                    and h.seq between v_lo[w.n] - 2 and v_hi[w.n] + 2
+                    and coalesce(jsonb_array_length((v_rows[w.n]).also), 0) < 4
+                limit 1;
+                continue when v_at is null;
+            end if;
             v_source := (select k.source from pycontext.chat k where k.chat_id = h.chat_id);
             select t.* into m
             from pycontext._thread_rows(h.chat_id, v_source, array[h.seq], array[h.seq], null, 1, true) t;
@@ -701,7 +741,7 @@ begin
             v_body := pycontext._content_text(m.content);
             r := row('message', m.chat_id, m.seq, null, m.message_id, m.role, null,
                 pycontext._passage(v_body, query, least(800, pycontext._length_of(v_body, v_share * 5 / 8)), h.from_char),
-                h.score, 0, m.created_at, null, null)::pycontext.recall_row;
+                h.score, 0, m.created_at, null, null, null)::pycontext.recall_row;
             select q.* into b from pycontext._beside(h.chat_id, v_source, h.seq, m.role) q;
             if b.beside_seq is not null and not (h.chat_id = c.chat_id and b.beside_seq = any (v_shown))
                 and format('%s %s', h.chat_id, b.beside_seq) <> all (v_told) then
@@ -716,21 +756,40 @@ begin
             end if;
         end if;
         continue when r.tokens + 8 > v_left;
+        v_left := v_left - r.tokens - 8;
         if r.kind = 'message' then
             v_told := v_told || format('%s %s', r.chat_id, r.seq) || format('%s %s', r.chat_id, r.beside_seq);
             v_texts := concat_ws(E'\n', v_texts, regexp_replace(r.content, '\s+', ' ', 'g'));
         end if;
-        v_left := v_left - r.tokens - 8;
-        max_rows := max_rows - 1;
-        return next r;
+        if v_at is not null then
+            v_rows[v_at].also := coalesce(v_rows[v_at].also, '[]')
+                || jsonb_build_object('seq', r.seq, 'role', r.role, 'content', r.content)
+                || case when r.beside_seq is null then '[]' else jsonb_build_array(jsonb_build_object('seq', r.beside_seq,
+                    'role', case r.role when 'user' then 'assistant' else 'user' end, 'content', r.beside)) end;
+            v_rows[v_at].tokens := v_rows[v_at].tokens + r.tokens + 4;
+            v_lo[v_at] := least(v_lo[v_at], r.seq, r.beside_seq);
+            v_hi[v_at] := greatest(v_hi[v_at], r.seq, r.beside_seq);
+        else
+            v_rows := v_rows || r;
+            v_lo := v_lo || least(r.seq, r.beside_seq);
+            v_hi := v_hi || greatest(r.seq, r.beside_seq);
+            v_rows_left := v_rows_left - 1;
+        end if;
     end loop;
+    return query
+    select w.kind, w.chat_id, w.seq, w.fact_id, w.message_id, w.role, w.subject, w.content, w.score, w.tokens, w.stated_at,
+        w.beside_seq, w.beside, (
+            select jsonb_agg(a.value order by (a.value ->> 'seq')::bigint) from jsonb_array_elements(w.also) a)
+    from unnest(v_rows) w;
 end
 $$;
-comment on function pycontext.recall(text, text, real[], integer, integer) is
+comment on function pycontext.recall(text, text, real[], integer, integer, text) is
     'Facts and past messages that fit the query, best first, of all chats of this chat''s tenant and owner (no owner: of '
     'this chat alone): at most max_rows, within max_tokens (null: the profile''s memory_tokens). By words, in every script, '
-    'and where query_embedding is given by meaning too, both fused by rank (that needs extras/embeddings.sql). A message '
-    'comes with the reply to it, or what it replies to, in short. What the chat''s window shows is left out, and what was '
+    'and where query_embedding is given by meaning too, both fused by rank (that needs extras/embeddings.sql; '
+    'embedding_model: what made it, PCX13 where that is not the model kept). A message '
+    'comes with the reply to it, or what it replies to, in short; those right before or after it that fit too are told '
+    'with it. What the chat''s window shows is left out, and what was '
     'said before a reset. Of facts that contradict each other the newest. No query: the newest facts. PCX01, PCX13.';
 
 -- Forgets a fact by its id, or every fact with all the words of the query, in the chats of this chat's (tenant, owner); with it

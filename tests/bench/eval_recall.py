@@ -140,7 +140,7 @@ def _reached(
         seq
         for row in rows
         if row.chat_id == chat.name
-        for seq in (row.seq, row.beside_seq)
+        for seq in (row.seq, row.beside_seq, *(near["seq"] for near in row.also or ()))
         if seq is not None
     }
 

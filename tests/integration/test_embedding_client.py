@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -147,6 +148,53 @@ def test_another_dimension_is_a_typed_error_and_changes_nothing(
     assert db.execute("select count(*) from pycontext.embedding").fetchone() == (4,)
     with pytest.raises(pycontext.BadEmbedding):
         database.recall("b", "cat", query_embedding=[1.0])
+
+
+def test_a_changed_model_is_refused_until_its_owner_clears_the_old_ones(
+    database: pycontext.Database,
+    dsn: str,
+    server: LLMServer,
+    db: Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of the same dimension: nothing is mixed; after the header's statements all is embedded anew."""
+    tell(database)
+    database.embed("a")
+    other = OpenAIEmbedder("other", base_url=server.url, timeout=2, max_retries=1)
+    with pycontext.connect(dsn, summarizer=ExtractiveSummarizer(), embedder=other) as changed:
+        changed.append("a", "one more cat")
+        for refused in (lambda: changed.embed("a"), lambda: changed.recall("b", "cat")):
+            with pytest.raises(pycontext.BadEmbedding) as raised:
+                refused()
+            assert raised.value.hint
+            assert "other" in (raised.value.detail or "")
+        assert Worker(changed).run(once=True).embedded == 0
+        assert "nothing is embedded" in caplog.text
+        (header,) = re.findall(r"later means: (truncate .*?)\. Everything", _flat(extra_sql("embeddings")))
+        for statement in header.split("; "):
+            db.execute(statement)
+        assert Worker(changed).run(once=True).embedded == 6, "the facts and messages of every chat"
+        assert changed.recall("b", "cat")[0].chat_id == "a"
+        with pytest.raises(pycontext.BadEmbedding):
+            database.recall("b", "cat")
+
+
+def _flat(sql: str) -> str:
+    return " ".join(line.removeprefix("-- ") for line in sql.splitlines())
+
+
+def test_the_back_fill_goes_on_where_it_broke_off(
+    database: pycontext.Database, server: LLMServer, db: Connection
+) -> None:
+    database.create_chat("long", owner="o")
+    database.append("long", [{"role": "user", "content": f"message {n}"} for n in range(25)])
+    kept = []
+    for _ in range(3):
+        server.script("ok", "400")  # one batch comes, then none
+        Worker(database).run(once=True)
+        kept.append(db.execute("select count(*) from pycontext.embedding").fetchone()[0])  # type: ignore[index]
+    assert kept == [10, 20, 25], "each batch is kept"
+    assert Worker(database).run(once=True).embedded == 0
 
 
 def test_the_worker_fills_in_what_is_missing(

@@ -113,6 +113,7 @@ def test_another_model_or_dimension_is_refused_everywhere(db: Connection) -> Non
         "select pycontext.use_embedding_model('tiny', 4)",
         "select pycontext.cache_embeddings('a', 'other', '[{\"seq\": 1, \"embedding\": [1, 0, 0]}]')",
         "select * from pycontext.recall('a', 'x', array[1, 0]::real[])",
+        "select * from pycontext.recall('a', 'x', array[1, 0, 0]::real[], embedding_model => 'other')",
     ):
         with pytest.raises(psycopg.Error) as raised:
             db.execute(statement)

@@ -327,6 +327,34 @@ def test_a_message_comes_with_its_reply_or_what_it_replies_to(db: Connection) ->
     assert sorted(seq for row in told for seq in (row[0], row[2])) == [1, 2, 3, 4], "each told once"
 
 
+def test_what_stands_around_a_row_and_fits_is_told_with_it_from_the_tokens_left(db: Connection) -> None:
+    say(db, "a", *(f"{what} {n}" for n in range(6) for what in ("the lion eats", "it eats")), owner="o")
+    say(db, "b", "hi", owner="o")
+    query = "select seq, beside_seq, also, tokens from pycontext.recall('b', %s, null, %s, %s)"
+    (row,) = db.execute(query, ("lion eats", 1, 1000)).fetchall()
+    assert (row[0], row[1]) == (11, 12)
+    assert row[2] == [
+        {"seq": seq, "role": role, "content": content}
+        for seq, role, content in (
+            (7, "user", "the lion eats 3"),
+            (8, "assistant", "it eats 3"),
+            (9, "user", "the lion eats 4"),
+            (10, "assistant", "it eats 4"),
+        )
+    ], "two exchanges at most"
+    found = {}
+    for limit in range(20, 200, 10):
+        for _, _, also, tokens in db.execute(query, ("lion eats", 1, limit)).fetchall():
+            assert tokens <= limit
+            found[limit] = len(also or ())
+    assert found[20] == 0
+    assert list(found.values()) == sorted(found.values()), "as many as the tokens allow"
+    rows = db.execute(query, ("lion", 6, 2000)).fetchall()
+    seqs = [seq for row in rows for seq in (row[0], row[1], *(near["seq"] for near in row[2] or ()))]
+    assert len(rows) == 6, "a row of its own comes first"
+    assert sorted(seqs) == list(range(1, 13)), "each told once"
+
+
 def test_a_message_of_any_size_and_vocabulary_is_stored_and_found_by_its_beginning(db: Connection) -> None:
     db.execute("select pycontext.create_chat('a', owner => 'o')")
     big = {
@@ -538,6 +566,10 @@ def test_past_messages_are_found_by_the_index(db: Connection) -> None:
     db.execute("set enable_seqscan = off")  # as the function does: before the first analyze, too
     db.execute("set enable_indexscan = off")
     assert len(recall(db, "c1", "message 17")) == 10
+    db.execute("select pycontext.append_message('c29', 'user', 'the zebra')")
+    for chat in range(29):  # looked at last
+        db.execute("select pycontext.append_message(%s, 'user', 'hi')", (f"c{chat}",))
+    assert recall(db, "c1", "zebra") == [("message", "the zebra")]
     plan = str(
         db.execute(
             """
