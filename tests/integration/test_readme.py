@@ -186,7 +186,25 @@ def test_the_sql_readme_from_top_to_bottom(
     run_shell(uninstall.text, keeper, checkout)
     with psycopg.connect(keeper) as conn:
         assert conn.execute("select to_regnamespace('pycontext')").fetchone() == (None,)
-        assert conn.execute("select count(*) from helpdesk.post").fetchone() == (200,)
+        assert conn.execute("select count(*) from helpdesk.post").fetchone() == (201,)
+
+
+def test_why_did_it_forget_of_a_native_chat(db: psycopg.Connection[Any], dsn: str) -> None:
+    """The two statements as written for an adopted chat, and what they answer there."""
+    (_, _), (text, shown) = with_output([b for b in blocks(SQL_README) if b.heading == "Why did it forget?"])
+    db.execute(
+        """
+        select append_messages('7', jsonb_agg(jsonb_build_object(
+            'role', (array['user', 'assistant'])[1 + n % 2],
+            'content', format('Parcel QX-%s: ', 100 + n) || repeat('It is late. ', 20),
+            'created_at', timestamptz 'yesterday 12:00' + n * interval '1 minute') order by n))
+        from generate_series(0, 199) n, create_chat('7');
+        select put_summary('7', (select message_id from message_original('7', 180)),
+            '{"facts": ["Parcels QX-100 to QX-279 are late"]}');
+        select append_message('7', 'user', 'And what of QX-117?', created_at => 'yesterday 19:40');
+        """
+    )
+    compare(dsn, [(text, shown)])
 
 
 def test_the_commands(dsn: str, checkout: Path) -> None:
