@@ -27,6 +27,7 @@ from pycontext.errors import (
     StatementCanceled,
     SummaryRefused,
     ToolResultWithoutId,
+    UnknownMessageType,
 )
 from pycontext.memory import told as memory_text
 from pycontext.rows import Message, Pass, Plan, Status, ThreadRow, WindowRow
@@ -64,6 +65,7 @@ __all__ = [
     "ThreadRow",
     "ToolResultWithoutId",
     "Turn",
+    "UnknownMessageType",
     "WindowRow",
     "aconnect",
     "memory_text",

@@ -285,12 +285,14 @@ class AsyncDatabase(DatabaseCore):
         token_budget: int | None = None,
         context: str | None = None,
         compact: str | None = "after",
+        format: str = "openai",
     ) -> AsyncTurn:
         request = TurnRequest.of(
             chat_id,
             message,
             message_id,
             compact=compact,
+            format=format,
             system_prompt=system_prompt,
             profile=profile,
             tools=tools,

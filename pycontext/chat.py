@@ -550,6 +550,7 @@ class Database(DatabaseCore):
         token_budget: int | None = None,
         context: str | None = None,
         compact: str | None = "after",
+        format: str = "openai",
     ) -> Turn:
         """A turn as a context manager: entering stores the message and reads the window, in one statement.
 
@@ -561,7 +562,10 @@ class Database(DatabaseCore):
         token_budget: the most tokens turn.messages may take; None means the profile's.
         context: text for this turn only (time, open files); rendered before the message, never stored.
         compact: 'after' compacts after the block, where the plan says so, and never raises there; 'before'
-            does it before the block; 'off' or None never.
+            does it before the block; 'off' or None never. Where a window in a tool loop would leave something
+            out, both do it in turn.add, too.
+        format: what the turn has: 'openai' turn.messages, 'responses' turn.responses_input, 'anthropic'
+            turn.anthropic, 'all' the three.
 
         Entering raises BadMessage, MessageIdReused, BudgetTooSmall, BadProfile. SQL: start_turn.
         """
@@ -570,6 +574,7 @@ class Database(DatabaseCore):
             message,
             message_id,
             compact=compact,
+            format=format,
             system_prompt=system_prompt,
             profile=profile,
             tools=tools,

@@ -12,6 +12,7 @@ __all__ = [
     "PycontextError",
     "NoSuchChat",
     "BadMessage",
+    "UnknownMessageType",
     "MessageIdReused",
     "ToolResultWithoutId",
     "BudgetTooSmall",
@@ -80,6 +81,10 @@ class BadMessage(PycontextError):
     """The message can't be stored as it is: role, content or tool calls are wrong."""
 
     SQLSTATE = "PCX02"
+
+
+class UnknownMessageType(BadMessage, TypeError):
+    """What was given is of no form that a message or a reply can have."""
 
 
 class MessageIdReused(PycontextError):

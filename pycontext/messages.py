@@ -42,10 +42,6 @@ _UNCOUNTABLE = (
     RecursionError,
     PycontextError,
 )
-_ACCEPTED = (
-    "accepted are text (a user message), a message dict with 'role', an OpenAI ChatCompletionMessage"
-    " or a ChatCompletion with one choice"
-)
 
 
 def identity(value: Any, what: str = "chat_id") -> str:
@@ -76,25 +72,8 @@ def to_json(value: Any) -> str:
         raise BadMessage("message is nested too deeply") from None
 
 
-def elements(value: Any) -> list[Element]:
-    """One message or a list of messages as elements; the order is kept."""
-    if isinstance(value, (list, tuple)):
-        return [element(item) for item in value]
-    return [element(value)]
-
-
-def user_element(value: Any) -> Element:
-    """A turn's message: text or a list of content parts is a user message, a dict with 'role' is itself."""
-    if isinstance(value, (list, tuple)):
-        return element({"role": "user", "content": list(value)})
-    return element(value)
-
-
-def element(value: Any) -> Element:
+def element(fields: Mapping[str, Any]) -> Element:
     """One message as an element: cleaned, arguments as text, keys of the caller's own in metadata."""
-    if isinstance(value, str):
-        return {"role": "user", "content": clean_text(value)}
-    fields = _fields(value)
     try:
         return _element(clean(fields))
     except RecursionError:
@@ -126,23 +105,6 @@ def counted(given: Element, encoding: str) -> Element:
     except _UNCOUNTABLE:
         return given
     return {**given, "tokens": {"encoding": encoding, "count": count}}
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        fields = dict(value)
-    elif callable(getattr(value, "model_dump", None)):
-        fields = value.model_dump(exclude_none=True)
-    else:
-        raise TypeError(f"a message can't be a {type(value).__name__}: {_ACCEPTED}")
-    if "role" in fields:
-        return fields
-    choices = fields.get("choices")
-    if isinstance(choices, list) and choices and all("message" in choice for choice in choices):
-        if len(choices) > 1:
-            raise ValueError("the reply has several choices: add the .message of the one that was used")
-        return {**choices[0]["message"], "completion_id": fields.get("id")}
-    raise TypeError(f"a message can't be a {type(value).__name__} without a role: {_ACCEPTED}")
 
 
 def _element(fields: dict[str, Any]) -> Element:

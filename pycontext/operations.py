@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from pycontext import embeddings, messages, tokens
+from pycontext import embeddings, messages, replies, tokens
 from pycontext.embeddings import Embedder
 from pycontext.messages import Id, identity, optional_identity
 from pycontext.rows import (
@@ -95,7 +95,7 @@ def create_chat(
 
 def append(chat_id: Id, given: Any, encodings: Encodings) -> Steps[list[Message]]:
     """Write the messages in one transaction, with their counts; rows that exist are returned as they are."""
-    chat_id, elements = identity(chat_id), messages.elements(given)
+    chat_id, elements = identity(chat_id), replies.elements(given)
     encoding = encodings.of(chat_id)
     counted = [messages.counted(element, encoding) for element in elements]
     records = yield Call(

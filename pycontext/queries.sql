@@ -12,11 +12,17 @@ from pycontext.append_messages(chat_id => %(chat_id)s::text, messages => %(messa
 
 -- name: start_turn
 select t.message_id, t.seq, t.messages, t.window_tokens, t.token_budget, t.is_degraded, t.is_answered,
-    t.prompt_differs, t.decision, t.reason
+    t.prompt_differs, t.decision, t.reason, t.read_seq
 from pycontext.start_turn(
     chat_id => %(chat_id)s::text, message => %(message)s::jsonb, token_budget => %(token_budget)s::integer,
     tool_tokens => %(tool_tokens)s::integer, system_prompt => %(system_prompt)s::text, profile => %(profile)s::text,
-    context => %(context)s::text) t;
+    context => %(context)s::text, format => %(format)s::text) t;
+
+-- name: record_usage
+select u.is_taken, u.reason
+from pycontext.record_usage(
+    chat_id => %(chat_id)s::text, model => %(model)s::text, prompt_tokens => %(prompt_tokens)s::integer,
+    seq => %(seq)s::bigint) u;
 
 -- name: working_window
 select w.ordinal, w.section, w.message_id, w.seq, w.kind, w.role, w.content, w.tool_calls, w.tool_call_id, w.name,

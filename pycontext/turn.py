@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from pycontext import compaction, messages, operations, tokens
+from pycontext import compaction, messages, operations, replies, tokens
 from pycontext.async_connections import AsyncRunner
 from pycontext.compaction import Flush, Job
 from pycontext.connections import Runner
+from pycontext.errors import PycontextError
 from pycontext.messages import Element
 from pycontext.operations import Encodings
 from pycontext.rows import Message
 from pycontext.steps import Call, Row, Steps, documented_as
 from pycontext.summarizer import AnySummarizer
 
+T = TypeVar("T")
+
 COMPACT = ("after", "before", "off", None)
+FORMATS = ("openai", "responses", "anthropic")
+
+logger = logging.getLogger("pycontext")
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class TurnRequest:
     token_budget: int | None = None
     context: str | None = None
     compact: str | None = "after"
+    format: str = "openai"
 
     @classmethod
     def of(
@@ -43,7 +52,9 @@ class TurnRequest:
         """Check what the caller gave."""
         if compact not in COMPACT:
             raise ValueError(f"compact must be 'after', 'before', 'off' or None, not {compact!r}")
-        element = None if message is None else messages.user_element(message)
+        if options["format"] not in (*FORMATS, "all"):
+            raise ValueError(f"format must be one of {', '.join(FORMATS)} or all, not {options['format']!r}")
+        element = None if message is None else replies.request(message)
         if message_id is not None:
             if element is None:
                 raise ValueError("message_id names a message: give the message too")
@@ -64,12 +75,10 @@ class TurnCore:
         flush: Flush | None = None,
     ) -> None:
         self.chat_id = request.chat_id
-        #: What the model is to read, as OpenAI chat messages. The list grows in place with every `add`.
-        self.messages: list[dict[str, Any]] = []
         #: Id and place of the user message that this turn answers.
         self.message_id: str | None = None
         self.seq: int | None = None
-        #: Tokens that `messages` take, and may take.
+        #: Tokens that the window takes, and may take.
         self.window_tokens: int = 0
         self.token_budget: int = 0
         #: True where something was pruned, left out or shortened to fit.
@@ -85,8 +94,44 @@ class TurnCore:
         self._encodings = encodings
         self._choose = choose
         self._flush = flush
+        self._messages: list[dict[str, Any]] = []
+        self._items: list[dict[str, Any]] = []
+        self._anthropic: dict[str, Any] = {}
+        self._read_seq: int = 0
         self._added: Counter[str] = Counter()
         self._state = "new"
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What the model is to read, as messages of chat completions. The list grows in place."""
+        return self._only("openai", self._messages)
+
+    @property
+    def responses_input(self) -> list[dict[str, Any]]:
+        """What the model is to read, as input items of the Responses API; format='responses' of `turn`.
+
+        Calls and outputs are paired, reasoning stands before the item it led to. The list grows in place.
+        """
+        return self._only("responses", self._items)
+
+    @property
+    def anthropic(self) -> dict[str, Any]:
+        """`system` (where there is one) and `messages` for Anthropic; format='anthropic' of `turn`.
+
+        `client.messages.create(…, **turn.anthropic)`. Up to four blocks carry `cache_control`, on bytes that
+        stay the same from one request to the next. The dict changes in place.
+        """
+        return self._only("anthropic", self._anthropic)
+
+    @property
+    def prompt_cache_key(self) -> str:
+        """What keeps a chat's requests together at OpenAI: the same in every process, and no name in it."""
+        return "pycontext-" + hashlib.sha256(self.chat_id.encode()).hexdigest()[:32]
+
+    def _only(self, format: str, found: T) -> T:
+        if self._request.format not in (format, "all"):
+            raise RuntimeError(f"this turn was read as {self._request.format}: db.turn(…, format={format!r})")
+        return found
 
     def _enter(self, may_ask: Callable[[], bool]) -> Steps[None]:
         """One statement; with compact='before' and a plan that says so, a pass and a second look."""
@@ -98,13 +143,13 @@ class TurnCore:
             yield from compaction.quietly(self._job(compaction.BEFORE_TURN), self._encodings)
             yield from self._start(None)
 
-    def _add(self, reply: Any) -> Steps[list[Message]]:
+    def _add(self, reply: Any, may_ask: Callable[[], bool]) -> Steps[list[Message]]:
         """Store what is given, then read the window as a fresh process would."""
         if self._state != "open":
             raise RuntimeError("turn.add works inside the turn's with block")
         added = Counter(self._added)
         given = []
-        for element in messages.elements(reply):
+        for element in replies.elements(reply):
             if "message_id" not in element:
                 base = messages.derived_id(f"{self.message_id}", element, 0)
                 element["message_id"] = messages.derived_id(f"{self.message_id}", element, added[base])
@@ -112,8 +157,31 @@ class TurnCore:
             given.append(element)
         stored = yield from operations.append(self.chat_id, given, self._encodings)
         self._added = added
+        yield from self._learn(replies.usage(reply), stored)
         yield from self._start(None)
+        is_due = self.is_degraded and self.decision == "summarize" and not self.is_answered
+        if is_due and self._request.compact in ("after", "before") and may_ask():
+            # the model is asked again, and would not see all: the summary can't wait for the end of the turn
+            yield from compaction.quietly(self._job(compaction.BEFORE_TURN), self._encodings)
+            yield from self._start(None)
         return stored
+
+    def _learn(self, usage: replies.Usage | None, stored: Sequence[Message]) -> Steps[None]:
+        """The provider's count of the window that was read last; a reply added again is of an older one."""
+        if usage is None or not stored or stored[-1].seq <= self._read_seq:
+            return
+        try:
+            yield Call(
+                "record_usage",
+                {
+                    "chat_id": self.chat_id,
+                    "model": messages.text(usage.model),
+                    "prompt_tokens": usage.prompt_tokens,
+                    "seq": self._read_seq,
+                },
+            )
+        except PycontextError as error:  # the reply is stored: nothing else depends on it
+            logger.warning("usage of chat %s was not recorded: %s", self.chat_id, error.message)
 
     def _leave(self, may_ask: Callable[[], bool]) -> Steps[None]:
         """After the reply: compact if the plan says so. Nothing raised here reaches the caller."""
@@ -136,11 +204,13 @@ class TurnCore:
                     "system_prompt": self._request.system_prompt,
                     "profile": self._request.profile,
                     "context": self._request.context,
+                    "format": self._request.format,
                 },
                 is_repeatable=element is None or "message_id" in element,
             )
         )[0]
-        self.messages[:] = row["messages"]
+        self._show(row["messages"])
+        self._read_seq = row["read_seq"]
         if self.message_id is None:
             self.message_id = row["message_id"]
             self.seq = row["seq"]
@@ -151,6 +221,13 @@ class TurnCore:
         self.prompt_differs = bool(row["prompt_differs"])
         self.decision = row["decision"]
         self.reason = row["reason"]
+
+    def _show(self, found: Any) -> None:
+        forms = found if self._request.format == "all" else {self._request.format: found}
+        self._messages[:] = forms.get("openai", ())
+        self._items[:] = forms.get("responses", ())
+        self._anthropic.clear()
+        self._anthropic.update(forms.get("anthropic", {}))
 
     def _tool_tokens(self, encoding: str) -> int | None:
         if self._request.tools is None:
@@ -165,7 +242,8 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
     """A turn as a context manager; made by `Database.turn`.
 
     Messages added are stored at once, each `add` in its own transaction, so that nothing is lost if the block
-    fails later. `turn.messages` is at every step what a fresh process would read from the database.
+    fails later. `turn.messages` (or `responses_input`, or `anthropic`) is at every step what a fresh process
+    would read from the database.
     """
 
     def __init__(
@@ -186,17 +264,21 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
     def add(self, reply: Any) -> list[Message]:
         """Store a reply or a tool result, durable when this returns.
 
-        reply: a message dict, an OpenAI ChatCompletionMessage, a ChatCompletion of one choice, or a list of
-        these, which is stored whole or not at all. Other types are a TypeError that says so.
+        reply: a ChatCompletion of one choice or its message, a Response of the Responses API or its items, a
+        Message of Anthropic's; results of tools in the form of any of these; a message dict with 'role'; or a
+        list of these, which is stored whole or not at all. Other types are UnknownMessageType, which says so.
+        What the reply says of its usage goes to record_usage, for the budget to fit the model's tokens.
+        Where a window in a tool loop would leave something out, and the turn may compact, it does so here.
 
         A message without an id of its own (`message_id` or `id`) gets one derived from the turn's message id
-        and the message's body (of a ChatCompletion, its id too): adding the same again, here after an error
-        or in a process that resumed the turn, writes nothing twice. Two equal messages added in one turn by
-        one process are two rows. Where a server reuses tool_call_ids within a turn, give message_ids.
+        and the message's body (of a provider's object its id, too): adding the same again, here after an
+        error or in a process that resumed the turn, writes nothing twice. Two equal messages added in one
+        turn by one process are two rows. Where a server reuses tool_call_ids within a turn, give message_ids.
 
-        Raises BadMessage, MessageIdReused, ToolResultWithoutId. SQL: append_messages, start_turn.
+        Raises BadMessage, MessageIdReused, ToolResultWithoutId.
+        SQL: append_messages, record_usage, start_turn.
         """
-        return self._runner.run(self._add(reply))
+        return self._runner.run(self._add(reply, lambda: self._runner.may_ask))
 
     def __exit__(
         self,
@@ -231,7 +313,7 @@ class AsyncTurn(TurnCore, AbstractAsyncContextManager["AsyncTurn"]):
 
     async def add(self, reply: Any) -> list[Message]:
         async with self._lock:
-            return await self._runner.run(self._add(reply))
+            return await self._runner.run(self._add(reply, lambda: self._runner.may_ask))
 
     async def __aexit__(
         self,
