@@ -14,6 +14,7 @@ from pycontext.errors import (
     BadProfile,
     BadSource,
     BudgetTooSmall,
+    ContextOverflow,
     EmbeddedUnavailable,
     InTransaction,
     LeaseHeld,
@@ -30,6 +31,7 @@ from pycontext.errors import (
     UnknownMessageType,
 )
 from pycontext.memory import told as memory_text
+from pycontext.overflow import is_overflow
 from pycontext.rows import Message, Pass, Plan, Status, ThreadRow, WindowRow
 from pycontext.scrub import Scrubber, ascrub_stream, scrub, scrub_stream
 from pycontext.turn import AsyncTurn, Turn
@@ -43,6 +45,7 @@ __all__ = [
     "BadSource",
     "BadEmbedding",
     "BudgetTooSmall",
+    "ContextOverflow",
     "Database",
     "EmbeddedUnavailable",
     "InTransaction",
@@ -68,6 +71,7 @@ __all__ = [
     "UnknownMessageType",
     "WindowRow",
     "aconnect",
+    "is_overflow",
     "memory_text",
     "ascrub_stream",
     "connect",

@@ -26,6 +26,7 @@ __all__ = [
     "BadEmbedding",
     "SchemaMissing",
     "InTransaction",
+    "ContextOverflow",
     "StatementCanceled",
     "PoolExhausted",
     "EmbeddedUnavailable",
@@ -159,6 +160,10 @@ class SchemaMissing(PycontextError):
 
 class InTransaction(PycontextError):
     """What calls a model was asked for inside the caller's open transaction."""
+
+
+class ContextOverflow(PycontextError):
+    """The provider refuses the prompt as too long, and the window can't be made any smaller."""
 
 
 class StatementCanceled(PycontextError):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pycontext import compaction, messages, operations, replies, tokens
+from pycontext import compaction, messages, operations, overflow, replies, tokens
 from pycontext.async_connections import AsyncRunner
 from pycontext.compaction import Flush, Job
 from pycontext.connections import Runner
-from pycontext.errors import PycontextError
+from pycontext.errors import BudgetTooSmall, ContextOverflow, PycontextError
 from pycontext.messages import Element
 from pycontext.operations import Encodings
 from pycontext.rows import Message
@@ -27,6 +27,9 @@ T = TypeVar("T")
 
 COMPACT = ("after", "before", "off", None)
 FORMATS = ("openai", "responses", "anthropic")
+
+_TIGHTER = 0.75
+"""What is left of a budget that was too large for the model, beside the share that the provider told."""
 
 logger = logging.getLogger("pycontext")
 
@@ -97,6 +100,8 @@ class TurnCore:
         self._messages: list[dict[str, Any]] = []
         self._items: list[dict[str, Any]] = []
         self._anthropic: dict[str, Any] = {}
+        self._token_budget = request.token_budget
+        self._has_made_room = False
         self._read_seq: int = 0
         self._added: Counter[str] = Counter()
         self._state = "new"
@@ -157,6 +162,7 @@ class TurnCore:
             given.append(element)
         stored = yield from operations.append(self.chat_id, given, self._encodings)
         self._added = added
+        self._has_made_room = False
         yield from self._learn(replies.usage(reply), stored)
         yield from self._start(None)
         is_due = self.is_degraded and self.decision == "summarize" and not self.is_answered
@@ -183,6 +189,27 @@ class TurnCore:
         except PycontextError as error:  # the reply is stored: nothing else depends on it
             logger.warning("usage of chat %s was not recorded: %s", self.chat_id, error.message)
 
+    def _make_room(self, error: BaseException, may_ask: Callable[[], bool]) -> Steps[bool]:
+        """A tighter budget for the rest of the turn, a pass under it, and another look."""
+        if self._state != "open":
+            raise RuntimeError("turn.make_room works inside the turn's with block")
+        if not overflow.is_overflow(error):
+            return False
+        before = self.window_tokens
+        if self._has_made_room:
+            raise _overflow(f"{before} tokens were too many after a compaction, too") from error
+        self._has_made_room = True
+        budget = int(min(before, self.token_budget) * (overflow.ratio(error) or 1.0) * _TIGHTER)
+        self._token_budget, given = max(budget, 1), self._token_budget
+        try:
+            if self._request.compact in ("after", "before") and may_ask():
+                yield from compaction.quietly(self._job(compaction.BEFORE_TURN), self._encodings)
+            yield from self._start(None)
+        except BudgetTooSmall as small:
+            self._token_budget = given
+            raise _overflow(small.message, small.detail) from error
+        return True
+
     def _leave(self, may_ask: Callable[[], bool]) -> Steps[None]:
         """After the reply: compact if the plan says so. Nothing raised here reaches the caller."""
         self._state = "closed"
@@ -199,7 +226,7 @@ class TurnCore:
                     "message": None
                     if element is None
                     else messages.to_json(messages.counted(element, encoding)),
-                    "token_budget": self._request.token_budget,
+                    "token_budget": self._token_budget,
                     "tool_tokens": self._tool_tokens(encoding),
                     "system_prompt": self._request.system_prompt,
                     "profile": self._request.profile,
@@ -235,7 +262,16 @@ class TurnCore:
         return tokens.count(messages.to_json(self._request.tools), encoding) if self._request.tools else 0
 
     def _job(self, trigger: str) -> Job:
-        return Job(self.chat_id, trigger, self._choose, self._request.token_budget, flush=self._flush)
+        return Job(self.chat_id, trigger, self._choose, self._token_budget, flush=self._flush)
+
+
+def _overflow(what: str, detail: str | None = None) -> ContextOverflow:
+    return ContextOverflow(
+        "the provider refuses the prompt as too long, and the window can't be made any smaller",
+        detail=f"{what} ({detail})" if detail else what,
+        hint="what always stands (system prompt, pins, the newest message, tools, context) is too long for"
+        " this model: shorten it, or give the chat a profile with the model's own context_window (set_profile)",
+    )
 
 
 class Turn(TurnCore, AbstractContextManager["Turn"]):
@@ -280,6 +316,17 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
         """
         return self._runner.run(self._add(reply, lambda: self._runner.may_ask))
 
+    def make_room(self, error: BaseException) -> bool:
+        """After a provider's error: True where the window is smaller now, and the request may be sent again.
+
+        False for any error but one that says that the prompt is too long for the model (see
+        `pycontext.is_overflow`): raise it. Such a one is answered by a tighter budget for the rest of the
+        turn, and one compaction under it (with compact='off' none: messages are left out). Raises
+        ContextOverflow where that can't help: at the second time without an `add` in between, and where system prompt, pins
+        and newest message alone are too long. SQL: compaction_plan, put_summary, start_turn.
+        """
+        return self._runner.run(self._make_room(error, lambda: self._runner.may_ask))
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -314,6 +361,10 @@ class AsyncTurn(TurnCore, AbstractAsyncContextManager["AsyncTurn"]):
     async def add(self, reply: Any) -> list[Message]:
         async with self._lock:
             return await self._runner.run(self._add(reply, lambda: self._runner.may_ask))
+
+    async def make_room(self, error: BaseException) -> bool:
+        async with self._lock:
+            return await self._runner.run(self._make_room(error, lambda: self._runner.may_ask))
 
     async def __aexit__(
         self,
