@@ -270,7 +270,7 @@ def _overflow(what: str, detail: str | None = None) -> ContextOverflow:
         "the provider refuses the prompt as too long, and the window can't be made any smaller",
         detail=f"{what} ({detail})" if detail else what,
         hint="what always stands (system prompt, pins, the newest message, tools, context) is too long for"
-        " this model: shorten it, or give the chat a profile with the model's own context_window: set_profile",
+        " this model: shorten it, or give the chat a profile of the model's own context_window (set_profile)",
     )
 
 
@@ -322,8 +322,9 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
         False for any error but one that says that the prompt is too long for the model (see
         `pycontext.is_overflow`): raise it. Such a one is answered by a tighter budget for the rest of the
         turn, and one compaction under it (with compact='off' none: messages are left out). Raises
-        ContextOverflow where that can't help: at the second time without an `add` in between, and where system
-        prompt, pins and newest message alone are too long. SQL: compaction_plan, put_summary, start_turn.
+        ContextOverflow where that can't help: at the second time without an `add` in between, and where
+        system prompt, pins and newest message alone are too long. SQL: compaction_plan, put_summary,
+        start_turn.
         """
         return self._runner.run(self._make_room(error, lambda: self._runner.may_ask))
 
