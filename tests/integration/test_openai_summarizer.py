@@ -190,6 +190,7 @@ def test_a_faulty_answer_is_asked_for_once_more_with_the_reason(
     assert ask(summarizer).calls == 2
     assert reason in server.prompts[1]
     assert "could not be used" not in server.prompts[0]
+    assert ("in fewer words" in server.prompts[1]) == (fault == "length")
     server.clear()
     server.script(fault, fault, "ok")
     with pytest.raises(SummarizerFailed) as caught:
