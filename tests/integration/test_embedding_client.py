@@ -75,6 +75,22 @@ def test_a_chat_is_embedded_once_and_recalled_by_meaning(
     assert "[#2 assistant] let it" in text
 
 
+def test_what_stands_around_what_is_recalled_is_told_in_order(database: pycontext.Database) -> None:
+    tell(database)
+    (row,) = database.recall("b", "boat? cat?", max_rows=1)
+    assert (row.seq, row.beside_seq) == (3, 4)
+    assert row.also == [
+        {"seq": 1, "role": "user", "content": "my cat sleeps"},
+        {"seq": 2, "role": "assistant", "content": "let it"},
+    ]
+    assert pycontext.memory_text([row]).splitlines() == [
+        "[#1 user] my cat sleeps",
+        "[#2 assistant] let it",
+        f"[{row.stated_at:%Y-%m-%d} #3 user] the boat leaks",
+        "[#4 assistant] mend it",
+    ]
+
+
 def test_prefixes_input_types_and_batches(server: LLMServer) -> None:
     model = OpenAIEmbedder(
         "e5",
