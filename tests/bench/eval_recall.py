@@ -1,8 +1,8 @@
 """Measures recall: which messages that answer a question a model still reaches, compacted to 8,000 tokens.
 
 `make eval-recall` prints the table of tests/README.md. Reached is a message that the window holds or its
-summary line cites, or that one of ten recalled rows is, cites or tells beside it. The embeddings are real ones,
-of the model that extra `models` brings, through the openai client; `--lexical` leaves them out.
+summary line cites, or that one of ten recalled rows is, cites or tells with it. The embeddings are real
+ones, of the model that extra `models` brings, through the openai client; `--lexical` leaves them out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 import pycontext
-from pycontext.embeddings import OpenAIEmbedder
+from pycontext.embeddings import OpenAIEmbedder, fill
 from pycontext.install import extra_sql, install
 from pycontext.summarizer.extractive import ExtractiveSummarizer
 
@@ -91,8 +91,7 @@ def embedder(url: str) -> OpenAIEmbedder:
         "multilingual-e5-small",
         base_url=url,
         input_types=("query", "passage"),
-        batch=8,
-        timeout=120,
+        timeout=600,
         max_retries=0,
     )
 
@@ -193,7 +192,7 @@ def run(arguments: argparse.Namespace, url: str | None) -> None:
                 held = replay(db, chat)
                 if model is not None:
                     with pycontext.connect(dsn, embedder=model) as embedding:
-                        embedding.embed(chat.name)
+                        embedding._runner.run(fill(chat.name, model, seconds=600))
                 embed = (
                     None if model is None else lambda text: model.embed([text], is_query=True, seconds=60)[0]
                 )
