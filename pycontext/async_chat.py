@@ -284,6 +284,7 @@ class AsyncDatabase(DatabaseCore):
         tools: Sequence[Any] | None = None,
         token_budget: int | None = None,
         context: str | None = None,
+        recall: bool = False,
         compact: str | None = "after",
         format: str = "openai",
     ) -> AsyncTurn:
@@ -298,5 +299,8 @@ class AsyncDatabase(DatabaseCore):
             tools=tools,
             token_budget=token_budget,
             context=context,
+            recall=recall,
         )
-        return AsyncTurn(self._runner, request, self._encodings, self._choose, self._flush)
+        return AsyncTurn(
+            self._runner, request, self._encodings, self._choose, self._flush, self._choose_embedder
+        )

@@ -549,6 +549,7 @@ class Database(DatabaseCore):
         tools: Sequence[Any] | None = None,
         token_budget: int | None = None,
         context: str | None = None,
+        recall: bool = False,
         compact: str | None = "after",
         format: str = "openai",
     ) -> Turn:
@@ -561,6 +562,9 @@ class Database(DatabaseCore):
         tools: the tools the model is offered; their tokens are taken off the budget.
         token_budget: the most tokens turn.messages may take; None means the profile's.
         context: text for this turn only (time, open files); rendered before the message, never stored.
+        recall: True puts what `recall` finds for the message before it, for this turn alone. Where there is
+            an embedder the message is embedded first (outside your transaction only; not in five seconds:
+            words alone).
         compact: 'after' compacts after the block, where the plan says so, and never raises there; 'before'
             does it before the block; 'off' or None never. Where a window in a tool loop would leave something
             out, both do it in turn.add, too.
@@ -580,5 +584,6 @@ class Database(DatabaseCore):
             tools=tools,
             token_budget=token_budget,
             context=context,
+            recall=recall,
         )
-        return Turn(self._runner, request, self._encodings, self._choose, self._flush)
+        return Turn(self._runner, request, self._encodings, self._choose, self._flush, self._choose_embedder)

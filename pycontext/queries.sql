@@ -12,11 +12,12 @@ from pycontext.append_messages(chat_id => %(chat_id)s::text, messages => %(messa
 
 -- name: start_turn
 select t.message_id, t.seq, t.messages, t.window_tokens, t.token_budget, t.is_degraded, t.is_answered,
-    t.prompt_differs, t.decision, t.reason, t.read_seq
+    t.prompt_differs, t.decision, t.reason, t.read_seq, t.reply, t.memory
 from pycontext.start_turn(
     chat_id => %(chat_id)s::text, message => %(message)s::jsonb, token_budget => %(token_budget)s::integer,
     tool_tokens => %(tool_tokens)s::integer, system_prompt => %(system_prompt)s::text, profile => %(profile)s::text,
-    context => %(context)s::text, format => %(format)s::text) t;
+    context => %(context)s::text, format => %(format)s::text, memory => %(memory)s::text,
+    query_embedding => %(query_embedding)s::real[], recall => %(recall)s::boolean) t;
 
 -- name: record_usage
 select u.is_taken, u.reason

@@ -10,13 +10,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from pycontext import compaction, messages, operations, overflow, replies, tokens
+import psycopg
+
+from pycontext import compaction, embeddings, messages, operations, overflow, replies, tokens
 from pycontext.async_connections import AsyncRunner
 from pycontext.compaction import Flush, Job
 from pycontext.connections import Runner
-from pycontext.errors import BudgetTooSmall, ContextOverflow, PycontextError
+from pycontext.embeddings import Embedder
+from pycontext.errors import BadEmbedding, BudgetTooSmall, ContextOverflow, PycontextError
 from pycontext.messages import Element
 from pycontext.operations import Encodings
 from pycontext.rows import Message
@@ -45,6 +48,7 @@ class TurnRequest:
     tools: Sequence[Any] | None = None
     token_budget: int | None = None
     context: str | None = None
+    recall: bool = False
     compact: str | None = "after"
     format: str = "openai"
 
@@ -67,6 +71,14 @@ class TurnRequest:
         return cls(messages.identity(chat_id), element, compact=compact, **options)
 
 
+class ChooseEmbedder(Protocol):
+    """Gives the embedder, where there is one and a model may be asked."""
+
+    def __call__(self, *, may_ask: bool) -> Embedder | None:
+        """The embedder, or None."""
+        ...
+
+
 class TurnCore:
     """What a turn is, sync or async: its state, and its three acts as steps."""
 
@@ -76,6 +88,7 @@ class TurnCore:
         encodings: Encodings,
         choose: Callable[[], AnySummarizer],
         flush: Flush | None = None,
+        choose_embedder: ChooseEmbedder | None = None,
     ) -> None:
         self.chat_id = request.chat_id
         #: Id and place of the user message that this turn answers.
@@ -88,6 +101,8 @@ class TurnCore:
         self.is_degraded: bool = False
         #: True where this turn's message has its reply already: a retry that has nothing left to do.
         self.is_answered: bool = False
+        #: What that reply says.
+        self.reply: str | None = None
         #: True where the given system prompt is not the one the chat was created with (which stays).
         self.prompt_differs: bool = False
         #: What `compaction_plan` says of the chat, and why.
@@ -97,6 +112,8 @@ class TurnCore:
         self._encodings = encodings
         self._choose = choose
         self._flush = flush
+        self._choose_embedder = choose_embedder
+        self._memory: str | None = None
         self._messages: list[dict[str, Any]] = []
         self._items: list[dict[str, Any]] = []
         self._anthropic: dict[str, Any] = {}
@@ -143,7 +160,7 @@ class TurnCore:
         if self._state != "new":
             raise RuntimeError("a turn is entered once; begin another one with db.turn(…)")
         self._state = "open"
-        yield from self._start(self._request.element)
+        yield from self._begin(self._request.element, may_ask)
         if self._request.compact == "before" and self.decision in ("summarize", "prune") and may_ask():
             yield from compaction.quietly(self._job(compaction.BEFORE_TURN), self._encodings)
             yield from self._start(None)
@@ -216,7 +233,26 @@ class TurnCore:
         if self._request.compact == "after" and may_ask():
             yield from compaction.quietly(self._job(compaction.AFTER_TURN), self._encodings)
 
-    def _start(self, element: Element | None) -> Steps[None]:
+    def _begin(self, element: Element | None, may_ask: Callable[[], bool]) -> Steps[None]:
+        """The first look: with recall by meaning, too, where an embedder gives the message's embedding."""
+        vector: list[float] | None = None
+        query = _said(element) if self._request.recall and element is not None else ""
+        if query.strip() and self._choose_embedder is not None:
+            embedder = self._choose_embedder(may_ask=may_ask())
+            if embedder is not None:
+                vector = yield from embeddings.query(query, embedder)
+        try:
+            yield from self._start(element, self._request.recall, vector)
+        except (psycopg.errors.FeatureNotSupported, BadEmbedding) as error:
+            if vector is None:
+                raise
+            what = error.message if isinstance(error, BadEmbedding) else error.diag.message_primary
+            logger.warning("recall goes by words alone: %s", what)
+            yield from self._start(element, self._request.recall)
+
+    def _start(
+        self, element: Element | None, recall: bool = False, vector: list[float] | None = None
+    ) -> Steps[None]:
         encoding = self._encodings.of(self.chat_id)
         row: Row = (
             yield Call(
@@ -232,12 +268,16 @@ class TurnCore:
                     "profile": self._request.profile,
                     "context": self._request.context,
                     "format": self._request.format,
+                    "memory": self._memory,
+                    "query_embedding": vector,
+                    "recall": recall,
                 },
                 is_repeatable=element is None or "message_id" in element,
             )
         )[0]
         self._show(row["messages"])
         self._read_seq = row["read_seq"]
+        self._memory = row["memory"]  # recalled once: the block stays as it is
         if self.message_id is None:
             self.message_id = row["message_id"]
             self.seq = row["seq"]
@@ -245,6 +285,7 @@ class TurnCore:
         self.token_budget = row["token_budget"]
         self.is_degraded = row["is_degraded"]
         self.is_answered = row["is_answered"]
+        self.reply = row["reply"]
         self.prompt_differs = bool(row["prompt_differs"])
         self.decision = row["decision"]
         self.reason = row["reason"]
@@ -263,6 +304,13 @@ class TurnCore:
 
     def _job(self, trigger: str) -> Job:
         return Job(self.chat_id, trigger, self._choose, self._token_budget, flush=self._flush)
+
+
+def _said(element: Element) -> str:
+    content = element.get("content")
+    parts = [content] if isinstance(content, str) else content or ()
+    texts = (part if isinstance(part, str) else part.get("text") for part in parts)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _overflow(what: str, detail: str | None = None) -> ContextOverflow:
@@ -289,8 +337,9 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
         encodings: Encodings,
         choose: Callable[[], AnySummarizer],
         flush: Flush | None = None,
+        choose_embedder: ChooseEmbedder | None = None,
     ) -> None:
-        super().__init__(request, encodings, choose, flush)
+        super().__init__(request, encodings, choose, flush, choose_embedder)
         self._runner = runner
 
     def __enter__(self) -> Turn:
@@ -350,8 +399,9 @@ class AsyncTurn(TurnCore, AbstractAsyncContextManager["AsyncTurn"]):
         encodings: Encodings,
         choose: Callable[[], AnySummarizer],
         flush: Flush | None = None,
+        choose_embedder: ChooseEmbedder | None = None,
     ) -> None:
-        super().__init__(request, encodings, choose, flush)
+        super().__init__(request, encodings, choose, flush, choose_embedder)
         self._runner = runner
         self._lock = asyncio.Lock()  # results of tools may be added by tasks of their own
 

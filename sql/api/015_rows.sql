@@ -21,7 +21,7 @@ select
     null::text as message_id, null::bigint as seq, null::jsonb as messages, null::integer as window_tokens,
     null::integer as token_budget, null::boolean as is_degraded, null::boolean as is_answered,
     null::boolean as prompt_differs, null::text as decision, null::text as reason, null::text as encoding,
-    null::bigint as read_seq, null::numeric as token_scale
+    null::bigint as read_seq, null::numeric as token_scale, null::text as reply, null::text as memory
 where false;
 
 create or replace view pycontext.window_status_row as

@@ -39,13 +39,38 @@ as $$
         where r.reasoning_tokens > 0 and r.seq < q.to_seq))
 $$;
 
+-- The reply to a request, the newest one: an assistant's row without calls that is the request's by its id (what a turn adds is
+-- called <message_id>/…), wherever another tab's turn may stand, or by its place, before the next request (to_seq).
+create or replace function pycontext._reply_to(chat_id text, seq bigint, message_id text, to_seq bigint)
+returns setof pycontext._stored_row
+language sql stable
+as $$
+    select q.*
+    from (
+        select t.* from pycontext._stored_row t
+        where t.chat_id = _reply_to.chat_id and t.message_id > _reply_to.message_id || '/'
+            and t.message_id < _reply_to.message_id || '0'
+        union all
+        select t.* from pycontext._stored_row t
+        where t.chat_id = _reply_to.chat_id and t.seq > _reply_to.seq and t.seq < coalesce(to_seq, 9223372036854775807)
+            and t.after_user = _reply_to.seq
+            and not exists (
+                select from pycontext.message x
+                where x.chat_id = t.chat_id and x.message_id = substring(t.message_id from '^(.+)/[^/]*$')
+                    and x.role = 'user' and x.seq <> _reply_to.seq)) q
+    where q.role = 'assistant' and q.calls = 0 and q.line_no = 0 and q.gone_act is null
+    order by q.seq desc limit 1
+$$;
+
+comment on function pycontext._reply_to(text, bigint, text, bigint) is 'The reply to a request: by its id, else by its place.';
+
 -- The whole start of a turn in one round trip: get-or-create the chat, append the user's message, read the window.
--- message null resumes the turn as it stands. memory and context are rendered beside the newest request, never
--- stored. format: openai, anthropic, responses, or all of them by name. PCX02, PCX03, PCX05, PCX06.
+-- message null resumes the turn as it stands; one that others came after is read as of then. memory, context and what is recalled
+-- (recall, or a query_embedding) are rendered beside the newest request, never stored. format: openai, anthropic, responses, or all of them by name. PCX02, PCX03, PCX05, PCX06.
 create or replace function pycontext.start_turn(
     chat_id text, message jsonb default null, token_budget integer default null, tool_tokens integer default null,
     system_prompt text default null, profile text default null, context text default null, memory text default null,
-    query_embedding real[] default null, format text default 'openai')
+    query_embedding real[] default null, format text default 'openai', recall boolean default false)
 returns setof pycontext.turn_start
 language plpgsql volatile security definer
 set search_path = ''
@@ -58,7 +83,10 @@ declare
     v_rows pycontext.window_row[];
     f pycontext.profile;
     v_is_new boolean;
-    v_memory text := nullif(concat_ws(E'\n\n', nullif(memory, ''), nullif(context, '')), '');
+    v_query text;
+    v_memory text;
+    v_next bigint;
+    v_as_of text;
     v_memory_tokens integer := 0;
     v_openai jsonb;
     v_anthropic jsonb;
@@ -67,10 +95,6 @@ begin
     if format is null or format not in ('openai', 'anthropic', 'responses', 'all') then
         perform pycontext._raise('PCX02', 'unknown format', format('format is %L', format),
             'use openai, anthropic or responses, or all for the three of them by name');
-    end if;
-    if query_embedding is not null then
-        raise exception using errcode = '0A000', message = 'recall by embedding is not installed',
-            hint = 'pass memory as text, or leave query_embedding out';
     end if;
     v_is_new := not exists (select from pycontext.chat c where c.chat_id = start_turn.chat_id)
         and (message is not null or system_prompt is not null) and not exists (select from pycontext.source d where d.is_default);
@@ -93,22 +117,46 @@ begin
         select * into m from pycontext.append_messages(chat_id, jsonb_build_array(message));
         r.message_id := m.message_id;
         r.seq := m.seq;
+        v_query := pycontext._content_text(m.content);
+        if m.gone_act is null then
+            select t.seq into v_next
+            from pycontext._stored_row t
+            where t.chat_id = start_turn.chat_id and t.seq > m.seq and t.line_no = 0 and t.is_user and t.gone_act is null
+            order by t.seq limit 1;
+        end if;
+        if v_next is not null then
+            -- sent again after others came: it reads what it read, to where the next request stands
+            select t.message_id into v_as_of
+            from pycontext._stored_row t
+            where t.chat_id = start_turn.chat_id and t.seq < v_next and t.line_no = 0 and t.gone_act is null
+            order by t.seq desc limit 1;
+        end if;
     else
         s := pycontext._chat_state(chat_id, token_budget, null);
         r.seq := s.turn_seq;
         select t.message_id into r.message_id from pycontext._row_at(s, s.turn_seq) t;
+        if recall or query_embedding is not null then
+            select pycontext._content_text(t.content) into v_query
+            from pycontext._thread_rows(chat_id, s.source, array[r.seq], array[r.seq], null, 1, true) t;
+        end if;
     end if;
-    -- answered: a reply without calls stands between this request and the next
     if s.source is not null then
-        select t.role = 'assistant' and t.calls = 0 into r.is_answered
+        -- an adopted chat: the row after the request
+        select t.role = 'assistant' and t.calls = 0, pycontext._content_text(t.content) into r.is_answered, r.reply
         from pycontext._thread_rows(chat_id, s.source, array[r.seq + 1], array[s.hi_seq], null, 1, true) t;
     else
-        select exists (
-            select from pycontext._stored_row t
-            where t.chat_id = start_turn.chat_id and t.seq > r.seq and t.after_user = r.seq and t.role = 'assistant'
-                and t.calls = 0 and t.line_no = 0 and t.gone_act is null) into r.is_answered;
+        select true, pycontext._content_text(t.content) into r.is_answered, r.reply
+        from pycontext._reply_to(chat_id, r.seq, r.message_id, v_next) t;
     end if;
     r.is_answered := coalesce(r.is_answered, false);
+    if not r.is_answered then
+        r.reply := null;
+    end if;
+    if recall or query_embedding is not null then
+        memory := nullif(concat_ws(E'\n\n', nullif(memory, ''), pycontext._memory_text(chat_id, v_query, query_embedding)), '');
+    end if;
+    r.memory := memory;
+    v_memory := nullif(concat_ws(E'\n\n', nullif(memory, ''), nullif(context, '')), '');
 
     select t.* into f
     from pycontext.profile t
@@ -133,7 +181,8 @@ begin
         from pycontext.chat c
         where c.chat_id = t.chat_id and t.chat_id = start_turn.chat_id and t.seq = m.seq and t.line_no = 0;
     end if;
-    v_rows := pycontext._window_array(chat_id, token_budget, null);
+    v_rows := pycontext._window_array(chat_id, case
+        when v_as_of is distinct from m.message_id or m.read_budget > p.token_budget then token_budget end, v_as_of);
     if format in ('openai', 'all') then
         v_openai := pycontext._openai_of(v_rows, v_memory, f.strict_roles);
     end if;

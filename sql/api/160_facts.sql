@@ -943,3 +943,20 @@ begin
     return v_count;
 end
 $$;
+
+-- What recall finds for a request, as text: a paragraph a row, with its day and where it stands.
+create or replace function pycontext._memory_text(chat_id text, query text, query_embedding real[])
+returns text
+language sql stable
+as $$
+    select string_agg(case
+        when r.kind = 'fact' then format('[%s] %s', p.place, r.content)
+        when r.beside is null then format('[%s %s] %s', p.place, r.role, r.content)
+        when r.role = 'user' then format(E'[%s user] %s\n[#%s assistant] %s', p.place, r.content, r.beside_seq, r.beside)
+        else format(E'[#%s user] %s\n[%s %s] %s', r.beside_seq, r.beside, p.place, r.role, r.content) end,
+        E'\n\n' order by r.ordinality)
+    from pycontext.recall(chat_id, query, query_embedding) with ordinality r
+    cross join lateral (select format('%s #%s', to_char(r.stated_at, 'YYYY-MM-DD'), r.seq) as place) p
+$$;
+
+comment on function pycontext._memory_text(text, text, real[]) is 'What recall finds for a query, as text for a memory block.';

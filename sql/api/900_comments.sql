@@ -302,7 +302,10 @@ comment on column pycontext.turn_start.token_budget is
 comment on column pycontext.turn_start.is_degraded is
     'True: something was pruned, cut or left out so that the window fits.';
 comment on column pycontext.turn_start.is_answered is
-    'True: the newest row of the chat is already a reply without tool calls; this is a retry.';
+    'True: the message has its reply, without tool calls, already; this is a retry. Other messages may stand between.';
+comment on column pycontext.turn_start.reply is 'What that reply says.';
+comment on column pycontext.turn_start.memory is
+    'memory as given, and what was recalled: to be given as memory when the turn is read again, for the block to stay as it is.';
 comment on column pycontext.turn_start.prompt_differs is
     'True: system_prompt is not the one stored on the chat. The stored one was sent.';
 comment on column pycontext.turn_start.decision is 'What compaction_plan decided: none, prune, summarize or skip.';
@@ -498,13 +501,17 @@ comment on function pycontext.append_message(text, text, text, jsonb, text, text
 comment on function pycontext.append_message(text, text, jsonb, jsonb, text, text, text, timestamptz, jsonb) is
     'Appends one message with content as JSON (a string, or an array of parts) and returns its row: append_messages '
     'for one. Errors: as append_messages.';
-comment on function pycontext.start_turn(text, jsonb, integer, integer, text, text, text, text, real[], text) is
+comment on function pycontext.start_turn(text, jsonb, integer, integer, text, text, text, text, real[], text, boolean) is
     'The whole start of a turn in one round trip: creates the chat if it is not there, appends message (an object, '
     'or a string for a user''s text; null = resume), notes token_budget with it and tool_tokens on the chat, and '
     'returns what to send as format openai, anthropic (with cache marks on blocks that the next request repeats) or '
     'responses, or all three by name. memory and context go fenced before the newest user message, are not stored, and what '
-    'they take over the profile''s memory_tokens is taken off its budget. A retry with the same message_id is harmless: see is_answered. Errors: PCX01 to PCX06, '
-    'PCX09; 0A000 where query_embedding is given.';
+    'they take over the profile''s memory_tokens is taken off its budget. A retry with the same message_id is harmless: '
+    'see is_answered; where another message has come after it, what it reads ends before that one. recall: facts and past messages '
+    'that fit the message go with memory, by its words, and by query_embedding (of the message''s text) where one is given, which asks '
+    'for recall by itself. Two turns at once on one chat: rows stand in the order they were stored, each turn reads all that was stored '
+    'before, and calls stay with their results. Errors: PCX01 to PCX06, PCX09, PCX13; 0A000 for a query_embedding without '
+    'sql/extras/embeddings.sql.';
 comment on function pycontext.put_summary(text, text, jsonb, jsonb, bigint, integer, jsonb, text) is
     'Stores a summary of everything up to message after_message_id as a line after it, logs the act and the pass, '
     'and returns the row. Where a line stands there already it is returned and nothing is written, so a retry and a '

@@ -408,3 +408,58 @@ def test_the_next_processes_see_the_line_and_do_not_compute_it_again(
     with memory.turn("a", "last") as turn:
         assert {"role": "user", "content": "turn 3"} in turn.messages
     assert len(watched.requests) == 1
+
+
+def test_a_request_sent_again_reads_what_it_read_though_another_tab_came_after(
+    memory: pycontext.Database, dsn: str
+) -> None:
+    with (
+        pycontext.connect(dsn) as other,
+        memory.turn("a", "Where is my order?", message_id="tab1") as one,
+        other.turn("a", "And my invoice?", message_id="tab2") as two,
+    ):
+        first = list(one.messages)
+        assert [row["content"] for row in first] == ["Where is my order?"]
+        # the second tab reads all that was stored before
+        assert [row["content"] for row in two.messages] == ["Where is my order?", "And my invoice?"]
+        with memory.turn("a", "Where is my order?", message_id="tab1") as again:
+            assert (again.messages, again.is_answered, again.reply) == (first, False, None)
+        two.add({"role": "assistant", "content": "It is paid."})
+        with memory.turn("a", "Where is my order?", message_id="tab1") as again:
+            assert (again.messages, again.is_answered) == (first, False)
+            again.add({"role": "assistant", "content": "In hub 7."})
+    for identity, text, reply in (
+        ("tab1", "Where is my order?", "In hub 7."),
+        ("tab2", "And my invoice?", "It is paid."),
+    ):
+        with memory.turn("a", text, message_id=identity) as again:
+            assert (again.is_answered, again.reply) == (True, reply)
+    said = ["Where is my order?", "And my invoice?", "It is paid.", "In hub 7."]
+    assert [row.content for row in memory.thread("a")] == said
+
+
+def test_a_reply_to_the_other_tab_is_no_reply_to_this_one(memory: pycontext.Database, dsn: str) -> None:
+    with pycontext.connect(dsn) as other:
+        with memory.turn("a", "one", message_id="u1") as one, other.turn("a", "two", message_id="u2"):
+            one.add({"role": "assistant", "content": "to the first"})
+        with other.turn("a", "two", message_id="u2") as two:
+            assert (two.is_answered, two.reply) == (False, None)
+        with other.turn("a") as resumed:
+            assert not resumed.is_answered
+            resumed.add({"role": "assistant", "content": "by its own id", "message_id": "r2"})
+        with other.turn("a", "two", message_id="u2") as two:  # which belongs to it by its place
+            assert (two.is_answered, two.reply) == (True, "by its own id")
+
+
+def test_a_turn_broken_off_in_a_tool_loop_goes_on_where_it_was(memory: pycontext.Database, dsn: str) -> None:
+    with memory.turn("a", "Where?", message_id="u1") as turn:
+        turn.add({"role": "assistant", "tool_calls": [call("c1")]})
+        turn.add({"role": "tool", "tool_call_id": "c1", "content": "hub 7"})
+        read = list(turn.messages)
+    with pycontext.connect(dsn) as other:
+        with other.turn("a", "Where?", message_id="u1") as turn:
+            assert turn.messages == read
+        with other.turn("a", "When?", message_id="u2") as turn:
+            turn.add(ASSISTANT)
+        with other.turn("a", "Where?", message_id="u1") as turn:
+            assert (turn.messages, turn.is_answered) == (read, False)
