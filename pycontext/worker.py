@@ -77,6 +77,7 @@ class Worker:
         self._left: dict[str, tuple[int, int, float]] = {}
         self._adopted_after = ""
         self._embed_after = 0.0
+        self._unembeddable: dict[str, float] = {}
         self.done = WorkDone()
 
     def stop(self) -> None:
@@ -152,15 +153,28 @@ class Worker:
                 compaction.report_error(row["chat_id"], error)
 
     def _embed(self, embedder: Embedder) -> None:
-        """Embed what is not; a model that fails, or a database without the extra, is tried again later."""
+        """Embed what is not. A chat that fails is left for a while; two in a row, and it is the model."""
         runner = self._database._runner
+        has_failed = False
         try:
             for row in runner.run(_rows("chats_unembedded")):
+                chat_id = row["chat_id"]
                 if self._stop.is_set():
                     return
-                self.done.embedded += runner.run(
-                    embeddings.fill(row["chat_id"], embedder, should_stop=self._stop.is_set)
-                )
+                if time.monotonic() < self._unembeddable.get(chat_id, 0.0):
+                    continue
+                try:
+                    steps = embeddings.fill(chat_id, embedder, should_stop=self._stop.is_set)
+                    self.done.embedded += runner.run(steps)
+                    has_failed = False
+                except EmbedderFailed as error:
+                    if len(self._unembeddable) >= _REMEMBERED:
+                        self._unembeddable.clear()
+                    self._unembeddable[chat_id] = time.monotonic() + 10 * _LOOK_AGAIN
+                    logger.warning("chat %s is not embedded for now: %s", chat_id, error.reason)
+                    if has_failed:
+                        raise
+                    has_failed = True
         except (EmbedderFailed, PycontextError) as error:
             reason = error.reason if isinstance(error, EmbedderFailed) else error.message
             logger.warning("nothing is embedded for %g s: %s", _LOOK_AGAIN, reason)

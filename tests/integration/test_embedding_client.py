@@ -217,12 +217,28 @@ def test_the_worker_fills_in_what_is_missing(
     database: pycontext.Database, db: Connection, server: LLMServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     tell(database)
-    server.script("400")
+    server.script("400", "400")
     worker = Worker(database)
     assert worker.run(once=True).embedded == 0
     assert "nothing is embedded" in caplog.text
     assert Worker(database).run(once=True).embedded == 5
     assert Worker(database).run(once=True).embedded == 0
+
+
+def test_a_chat_that_cannot_be_embedded_holds_up_no_other(
+    database: pycontext.Database, db: Connection, server: LLMServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell(database)
+    server.script("400")
+    worker = Worker(database)
+    worker.run(once=True)
+    left = db.execute("select chat_id from pycontext.chats_unembedded").fetchall()
+    assert len(left) == 1
+    assert f"chat {left[0][0]} is not embedded for now" in caplog.text
+    worker.run(once=True)
+    assert db.execute("select chat_id from pycontext.chats_unembedded").fetchall() == left, "tried at once"
+    Worker(database).run(once=True)
+    assert not db.execute("select from pycontext.chats_unembedded").fetchall()
 
 
 def test_without_the_extra_everything_goes_on_by_words(
