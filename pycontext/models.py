@@ -32,6 +32,7 @@ _TOO_LARGE = (
     "too long",
     "too many tokens",
 )
+_SAMPLING = ("temperature", "frequency_penalty")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -76,7 +77,7 @@ class Dialect:
 
     form: int = 0
     limit_name: str = "max_completion_tokens"
-    has_temperature: bool = True
+    has_sampling: bool = True
     is_limit_settled: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -92,8 +93,8 @@ class Dialect:
                 self.is_limit_settled = True
                 self.limit_name = next(name for name in _LIMITS if name != self.limit_name)
                 return True
-            if "temperature" in told and self.has_temperature:
-                self.has_temperature = False
+            if self.has_sampling and any(name in told for name in _SAMPLING):
+                self.has_sampling = False
                 return True
             is_about_form = error.status_code != 404 and self.form < len(FORMS) - 1
             if is_about_form and self.form == form:
@@ -171,17 +172,19 @@ class ModelClient:
         schema: Mapping[str, Any],
         max_tokens: int,
         spent: Spent,
+        is_again: bool = False,
     ) -> Any:
         """The first choice of an answer in the form of `schema`, None where it has none.
 
-        prompts: the messages for one of FORMS. What the server does not know is left out and not tried again.
-        Raises ModelFailed, TooLarge.
+        prompts: the messages for one of FORMS. is_again: the answer before this one was of no use; a model that
+        says one thing over and over at temperature 0 would do so again. What the server does not know is left
+        out and not tried again. Raises ModelFailed, TooLarge.
         """
         openai = self._library()
         for _ in range(6):
             form = self.dialect.form
             messages: Any = prompts(FORMS[form])
-            options: Any = self._options(form, name, schema, max_tokens)
+            options: Any = self._options(form, name, schema, max_tokens, is_again)
             try:
                 with self.asking() as client:
                     spent.calls += 1
@@ -195,10 +198,12 @@ class ModelClient:
             return choices[0] if choices else None
         raise ModelFailed("the model server refuses every form of the request")
 
-    def _options(self, form: int, name: str, schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    def _options(
+        self, form: int, name: str, schema: Mapping[str, Any], max_tokens: int, is_again: bool
+    ) -> dict[str, Any]:
         options: dict[str, Any] = {"model": self.model, self.dialect.limit_name: max_tokens}
-        if self.dialect.has_temperature:
-            options["temperature"] = 0
+        if self.dialect.has_sampling:
+            options |= {"temperature": 0.5, "frequency_penalty": 0.5} if is_again else {"temperature": 0}
         if FORMS[form] == "json_schema":
             asked = {"name": name, "strict": True, "schema": schema}
             options["response_format"] = {"type": "json_schema", "json_schema": asked}

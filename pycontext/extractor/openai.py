@@ -115,6 +115,7 @@ class OpenAIExtractor:
             schema=SCHEMA,
             max_tokens=_ANSWER_TOKENS,
             spent=spent,
+            is_again=bool(complaint),
         )
 
 

@@ -171,6 +171,7 @@ class OpenAISummarizer:
             schema=reply.SCHEMA,
             max_tokens=self._reserve(request),
             spent=spent,
+            is_again=bool(complaint),
         )
 
 

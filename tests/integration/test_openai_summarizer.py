@@ -285,6 +285,23 @@ def test_parameters_a_server_does_not_know(server: LLMServer, summarizer: OpenAI
     assert ask(summarizer).calls == 1, "remembered"
 
 
+def test_a_second_ask_is_no_repetition(server: LLMServer, summarizer: OpenAISummarizer) -> None:
+    """What loops at temperature 0 would loop again; a server that does not know the parameter goes without."""
+
+    def strict(request: dict[str, Any]) -> Any:
+        if "frequency_penalty" in request:
+            return 400, {"error": {"message": "Unsupported parameter: 'frequency_penalty'"}}
+        return json.dumps(GOOD)
+
+    server.script("length", "ok")
+    ask(summarizer)
+    first, second = server.requests
+    assert (first["temperature"], first.get("frequency_penalty")) == (0, None)
+    assert second["temperature"] > 0 < second["frequency_penalty"]
+    server.script("length", strict, strict)
+    assert ask(summarizer).segment.facts
+
+
 def test_every_row_reaches_a_request_and_every_request_fits(server: LLMServer) -> None:
     messages = []
     for seq in range(1, 301):
