@@ -176,7 +176,7 @@ class ModelClient:
     ) -> Any:
         """The first choice of an answer in the form of `schema`, None where it has none.
 
-        prompts: the messages for one of FORMS. is_again: the answer before this one was of no use; a model that
+        prompts: the messages for one of FORMS. is_again: the answer before this one was no use; a model that
         says one thing over and over at temperature 0 would do so again. What the server does not know is left
         out and not tried again. Raises ModelFailed, TooLarge.
         """

@@ -355,9 +355,7 @@ def dump(dsn: str) -> str:
     done = subprocess.run(
         [binaries() / "pg_dump", "--schema", "app", dsn], capture_output=True, text=True, check=True
     )
-    return "".join(
-        line for line in done.stdout.splitlines(True) if not line.startswith(("\\restrict", "\\unrestrict"))
-    )
+    return "".join(line for line in done.stdout.splitlines(True) if not line.startswith(("\\restrict", "\\unrestrict")))
 
 
 def checksum(db: Connection) -> Any:

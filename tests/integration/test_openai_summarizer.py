@@ -286,7 +286,7 @@ def test_parameters_a_server_does_not_know(server: LLMServer, summarizer: OpenAI
 
 
 def test_a_second_ask_is_no_repetition(server: LLMServer, summarizer: OpenAISummarizer) -> None:
-    """What loops at temperature 0 would loop again; a server that does not know the parameter goes without."""
+    """What loops at temperature 0 would loop again; a server that does not know how goes without."""
 
     def strict(request: dict[str, Any]) -> Any:
         if "frequency_penalty" in request:
