@@ -173,12 +173,9 @@ class Talk:
 
     def _answer(self, text: str) -> None:
         """One turn: recall, stream the reply, run the tools it calls, until it says something."""
-        known = pycontext.memory_text(self.db.recall(self.chat, text))
-        with self.db.turn(
-            self.chat, text, tools=self.schemas, token_budget=self.budget, context=known or None
-        ) as turn:
+        with self.db.turn(self.chat, text, tools=self.schemas, token_budget=self.budget, recall=True) as turn:
             for _ in range(_ROUNDS):
-                reply = self._reply(turn.messages)
+                reply = self._reply(turn)
                 turn.add(reply)
                 calls = reply.get("tool_calls", ())
                 if not calls:
@@ -186,22 +183,29 @@ class Talk:
                 turn.add([self._result(call) for call in calls])
         self._status()
 
-    def _reply(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """Stream one reply to the terminal, and return it as a message. Ctrl-C ends it where it is."""
+    def _reply(self, turn: pycontext.Turn) -> dict[str, Any]:
+        """Stream one reply to the terminal, and return it as a message. Ctrl-C ends it where it is.
+
+        Where the model has no room for the prompt it is compacted, once, and sent again.
+        """
         import openai
 
         said: list[str] = []
         calls: dict[int, dict[str, Any]] = {}
-        options: Any = {"model": self.client.model, "messages": messages, "stream": True}
+        used: dict[str, Any] = {}
+        options: Any = {"model": self.client.model, "messages": turn.messages, "stream": True}
+        options["stream_options"] = {"include_usage": True}
         if self.schemas:
             options["tools"] = self.schemas
         try:
             with self.client.asking() as client, client.chat.completions.create(**options) as stream:
-                for piece in pycontext.scrub_stream(_texts(stream, calls)):
+                for piece in pycontext.scrub_stream(_texts(stream, calls, used)):
                     said.append(piece)
                     out().file.write(printable(piece))
                     out().file.flush()
         except openai.APIStatusError as error:
+            if turn.make_room(error):
+                return self._reply(turn)
             raise Failed(
                 f"the model server answered with status {error.status_code}", detail=error.message
             ) from error
@@ -211,10 +215,11 @@ class Talk:
         if said:
             out().file.write("\n")
         if calls:
-            return {"role": "assistant", "content": "".join(said) or None, "tool_calls": list(calls.values())}
+            tool_calls = list(calls.values())
+            return {"role": "assistant", "content": "".join(said) or None, "tool_calls": tool_calls, **used}
         if not said:
             raise ModelFailed("the model said nothing")
-        return {"role": "assistant", "content": "".join(said)}
+        return {"role": "assistant", "content": "".join(said), **used}
 
     def _result(self, call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -279,9 +284,13 @@ class Talk:
             out().print("nothing is remembered" + (" that fits" if words else ""))
 
 
-def _texts(stream: Iterable[Any], calls: dict[int, dict[str, Any]]) -> Iterator[str | None]:
-    """The text of a stream; the calls in it are put together in `calls`."""
+def _texts(
+    stream: Iterable[Any], calls: dict[int, dict[str, Any]], used: dict[str, Any]
+) -> Iterator[str | None]:
+    """The text of a stream; the calls in it are put together in `calls`, its usage goes into `used`."""
     for chunk in stream:
+        if chunk.usage is not None:
+            used.update(model=chunk.model, usage={"prompt_tokens": chunk.usage.prompt_tokens})
         if not chunk.choices:
             continue
         delta = chunk.choices[0].delta

@@ -140,6 +140,30 @@ def test_the_model_calls_tools_and_then_answers(
     assert [row.content for row in memory.recall("c", "lane")] == ["The user lives in Mill Lane."]
 
 
+def test_a_prompt_too_long_for_the_model_is_compacted_and_its_counts_are_learned(
+    environment: dict[str, str], model: LLMServer, memory: pycontext.Database
+) -> None:
+    error = {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}
+
+    def refuse(request: dict[str, Any]) -> tuple[int, Any]:
+        return 400, {"error": error}
+
+    memory.create_chat("c", profile="small-8k")
+    memory.append("c", [{"role": ("user", "assistant")[n % 2], "content": "Word. " * 200} for n in range(24)])
+    model.script(refuse)
+    done = talk(environment, "c", lines="Still there?\n")
+    assert done.returncode == 0, done.stderr
+    assert "Understood." in done.stdout
+    one, two = (len(json.dumps(request["messages"])) for request in model.requests)
+    assert two < one
+    assert memory.status("c").line_origin == "compaction"
+    assert memory.thread("c")[-1].metadata == {"model": "test", "usage": {"prompt_tokens": 100}}
+    model.script(refuse, refuse)
+    done = talk(environment, "c", lines="And now?\n")
+    assert "can't be made any smaller" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_goes_wrong_with_a_line_is_told_and_the_next_is_read(
     environment: dict[str, str], model: LLMServer, memory: pycontext.Database
 ) -> None:

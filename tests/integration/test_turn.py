@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -463,3 +464,90 @@ def test_a_turn_broken_off_in_a_tool_loop_goes_on_where_it_was(memory: pycontext
             turn.add(ASSISTANT)
         with other.turn("a", "Where?", message_id="u1") as turn:
             assert (turn.messages, turn.is_answered) == (read, False)
+
+
+def test_starting_a_turn_is_one_statement_in_the_servers_log(
+    direct_dsn: str, db: Connection, server: Any
+) -> None:
+    db.execute(
+        "do $$ begin execute format('alter database %I set log_statement = ''all''',"
+        " current_database()); end $$"
+    )
+    log = server.server.log
+    ends = [0]
+
+    def seen() -> list[str]:
+        """The statements since the last look, by their first word that tells them apart."""
+        text = log.read_bytes()[ends[-1] :].decode(errors="replace")
+        ends.append(ends[-1] + len(text.encode()))
+        told = re.findall(r"LOG:  (?:execute [^:]*|statement): (.*(?:\n\t.*)*)", text)
+        return [found[1] if (found := re.search(r"pycontext\.(\w+)\(", one)) else one for one in told]
+
+    reply = {**ASSISTANT, "model": "m", "usage": {"prompt_tokens": 2000}}
+    with pycontext.connect(direct_dsn) as memory:
+        memory.plan(memory.create_chat("warm"))
+        seen()
+        for number in range(2):  # a new chat, and one that is there
+            with memory.turn("a", f"Where? {number}", recall=True, format="all", compact="off") as turn:
+                assert seen() == ["start_turn"]
+                turn.add(ASSISTANT)
+                assert seen() == ["append_messages", "start_turn"]
+                turn.add(reply)
+                assert seen() == ["append_messages", "record_usage", "start_turn"]
+            assert seen() == []
+
+    async def turns() -> None:
+        async with pycontext.aconnect(direct_dsn) as memory:
+            await memory.plan("warm")
+            seen()
+            async with memory.turn("a", "And now?", compact="off"):
+                assert seen() == ["start_turn"]
+
+    asyncio.run(turns())
+
+
+KILLED = """
+import json, os, signal, sys
+import pycontext
+with pycontext.connect() as memory:
+    with memory.turn("a", "Where is the boat?", message_id="u1", recall=True, format="all") as turn:
+        for step in json.loads(sys.argv[1]):
+            turn.add(step)
+        print(json.dumps([turn.messages, turn.responses_input, turn.anthropic]), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_turn_killed_in_a_tool_loop_goes_on_in_another_process_byte_for_byte(
+    direct_dsn: str, monkeypatch: pytest.MonkeyPatch, fill: Fill
+) -> None:
+    fill("a", 12)
+    with pycontext.connect(direct_dsn) as memory:
+        memory.remember("a", "Her boat is called Anna")
+        monkeypatch.setenv("PYCONTEXT_DSN", direct_dsn)
+        steps = [
+            {"role": "assistant", "tool_calls": [call("c1")]},
+            {"role": "tool", "tool_call_id": "c1", "content": "in the harbour " * 50},
+            {"role": "assistant", "content": "Looking on.", "tool_calls": [call("c2")]},
+        ]
+        program = [sys.executable, "-c", KILLED, json.dumps(steps)]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        assert done.returncode == -9
+        before = json.loads(done.stdout)
+        memory.remember("a", "Her boat was sold")  # what is recalled is another thing now
+        with memory.turn("a", "Where is the boat?", message_id="u1", recall=True, format="all") as turn:
+            after = [turn.messages, turn.responses_input, turn.anthropic]
+            for one, two in zip(before, after, strict=True):
+                texts = [json.dumps(sent, ensure_ascii=False) for sent in (one, two)]
+                (head, tail), (same, rest) = (text.split("<memory-context>") for text in texts)
+                assert head == same
+                assert "sold" not in tail
+                assert "sold" in rest
+                assert tail.split("</memory-context>")[1] == rest.split("</memory-context>")[1]
+            turn.add({"role": "tool", "tool_call_id": "c2", "content": "sold"})
+            turn.add(ASSISTANT)
+        assert [row.role for row in memory.thread("a")[-6:]] == [
+            "user",
+            *["assistant", "tool"] * 2,
+            "assistant",
+        ]
