@@ -747,7 +747,7 @@ def test_a_cut_is_not_called_exact_in_a_replay(begin: Begin) -> None:
 @pytest.mark.parametrize("when", ["asked afterwards", "answered afterwards"])
 def test_calls_wait_in_a_replay_as_they_did(begin: Begin, when: str) -> None:
     """Room is kept for the stand-ins of what waited then, not of what waits now."""
-    chat = begin(user("first " * 30), *[says("well " * 60) for _ in range(16)], user("look"))
+    chat = begin(user("first"), *[m for _ in range(8) for m in (says("well " * 60), user("on " * 60))])
     if when == "answered afterwards":
         chat.append(calls("A", "B", "C"), user("and?"))
     asked = chat.thread.rows[-1].message_id
