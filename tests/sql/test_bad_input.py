@@ -11,14 +11,15 @@ import pytest
 
 Connection = psycopg.Connection[Any]
 
-TABLES = ("chat", "message", "prompt", "act", "pass", "token_count", "source", "profile")
-
 
 def contents(db: Connection) -> list[tuple[Any, ...]]:
     """Every row of every table, as text."""
+    tables = db.execute(
+        "select tablename from pg_tables where schemaname = 'pycontext' order by 1"
+    ).fetchall()
     return [
         (table, row)
-        for table in TABLES
+        for (table,) in tables
         for (row,) in db.execute(f"select t::text from pycontext.{table} t order by 1").fetchall()
     ]
 
@@ -62,7 +63,11 @@ READS = (
     "working_window({})",
     "openai_messages({})",
     "anthropic_messages({})",
+    "responses_input({})",
+    "explain_window({})",
     "thread({})",
+    "search_thread({}, 'x')",
+    "message_original({}, 1)",
     "window_status({})",
     "compaction_plan({})",
     "uncounted_messages({})",
@@ -92,7 +97,16 @@ def test_unknown_chat(chat: Connection, call: str) -> None:
 
 @pytest.mark.parametrize("budget", [0, -1, -2147483648])
 @pytest.mark.parametrize(
-    "call", ["working_window('c', %s)", "openai_messages('c', %s)", "anthropic_messages('c', %s)"]
+    "call",
+    [
+        "working_window('c', %s)",
+        "openai_messages('c', %s)",
+        "anthropic_messages('c', %s)",
+        "responses_input('c', %s)",
+        "explain_window('c', %s)",
+        "compaction_plan('c', %s)",
+        "prune_chat('c', %s)",
+    ],
 )
 def test_a_budget_that_is_none(chat: Connection, call: str, budget: int) -> None:
     refused(
@@ -242,7 +256,10 @@ def test_a_line_for_a_message_of_another_chat(chat: Connection, call: str, after
     )
 
 
-@pytest.mark.parametrize("call", ["working_window", "openai_messages", "anthropic_messages"])
+@pytest.mark.parametrize(
+    "call",
+    ["working_window", "openai_messages", "anthropic_messages", "responses_input", "explain_window"],
+)
 def test_as_of_a_message_of_another_chat(chat: Connection, call: str) -> None:
     refused(chat, f"select pycontext.{call}('c', as_of => 'x1')", "PCX02", "no such message", "x1")
 
