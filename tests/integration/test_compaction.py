@@ -84,6 +84,28 @@ def test_the_line_stands_in_the_thread_and_the_chat_goes_on(memory: pycontext.Da
     assert kept == list(range(done.to_seq + 1, len(rows) + 1))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("turns_after", [0, 12])
+def test_a_task_that_was_called_off_is_not_taken_up_again(
+    memory: pycontext.Database, fill: Fill, turns_after: int
+) -> None:
+    fill("a", 12)
+    memory.append("a", {"role": "user", "content": "refactor module A of the shop"})
+    fill("a", 6, first=20)
+    memory.append("a", {"role": "user", "content": "stop, forget A"})
+    memory.append("a", {"role": "assistant", "content": "Stopped."})
+    if turns_after:
+        fill("a", turns_after, first=40)
+    assert memory.compact("a", 4000).outcome == "summarized"
+    memory.append("a", {"role": "user", "content": "hi"})
+    messages = memory.messages("a", 4000)
+    assert messages[-1] == {"role": "user", "content": "hi"}
+    assert "stop, forget A" in str(messages)
+    (line,) = [m["content"] for m in messages if "<chat-summary>" in str(m["content"])]
+    assert "ask for nothing" in line
+    doing = line.partition("What was being worked on at that time:")[2]
+    assert "module A" not in doing
+
+
 def test_on_demand_it_cuts_below_the_trigger_too(memory: pycontext.Database, fill: Fill) -> None:
     fill("a", 14)
     plan = memory.plan("a")

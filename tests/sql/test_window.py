@@ -473,6 +473,27 @@ def test_a_chat_of_system_rows_alone_is_a_request(begin: Begin) -> None:
     assert [m["role"] for m in held(chat)] == ["system", "system", "user"]
 
 
+@pytest.mark.parametrize("last", ["system", "assistant"])
+def test_a_chat_that_is_a_line_and_nothing_else_is_a_request(begin: Begin, last: str) -> None:
+    chat = begin(prompt="Be brief.")
+    chat.append(*[{"role": "system", "content": f"note {n} " * 80} for n in range(4)])
+    chat.append({"role": last, "content": "the last row " * 80})
+    chat.conn.execute(
+        "select pycontext.put_summary(%s, %s, %s)",
+        (chat.chat_id, chat.thread.rows[-1].message_id, json.dumps({"facts": ["four notes"]})),
+    )
+    for form in chat.forms():
+        request = chat.messages(form, 1000)
+        {
+            "openai_messages": validators.openai_chat,
+            "anthropic_messages": validators.anthropic,
+            "responses_input": validators.openai_responses,
+        }[form](request)
+    messages = chat.messages("openai_messages", 1000)
+    assert [m["role"] for m in messages] == ["system", "user"]
+    assert "four notes" in messages[1]["content"]
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_only_the_snapshot_is_the_system_prompt(begin: Begin, role: str) -> None:
     chat = begin(user("first"), prompt="The one system prompt.", profile="small-8k")
@@ -594,6 +615,25 @@ def test_reasoning_is_whole_in_the_unfinished_turn_and_gone_in_older_ones(begin:
     assert "thinking" not in json.dumps(request)
     assert request["messages"][1]["content"][0] == {"type": "text", "text": "looking"}
     held(chat)
+
+
+def test_a_summary_is_made_without_reasoning(begin: Begin) -> None:
+    chat = begin(user("u1"), profile="small-8k")
+    for number in range(12):
+        call = calls(f"r{number}")
+        call["content"] = [
+            {**THINKING, "thinking": "hidden thoughts"},
+            {"type": "text", "text": "looking " * 60},
+        ]
+        chat.append(call, result(f"r{number}", "output " * 60), user(f"go on {number}"))
+    plan = chat.rows("select after_message_id from pycontext.compaction_plan(%s, 3000)", chat.chat_id)[0]
+    rows = chat.rows(
+        "select text, tool_calls from pycontext.compaction_source(%s, %s)",
+        chat.chat_id,
+        plan["after_message_id"],
+    )
+    assert "looking" in str(rows)
+    assert "hidden thoughts" not in str(rows)
 
 
 @pytest.mark.parametrize("budget", [300, 600, 1500])
