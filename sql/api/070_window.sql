@@ -265,6 +265,32 @@ begin
 end
 $$;
 
+-- How many calls after the line waited for a result at the time of a replay: of those that wait now, were answered
+-- since or are set aside since, the ones that no result was there for.
+create or replace function pycontext._waiting_then(s pycontext._window_state)
+returns bigint
+language sql stable
+as $$
+    select count(*)
+    from (
+        select (o.value ->> 'seq')::bigint as unit_seq, split_part(o.key, '#' || (o.value ->> 'seq'), 1) as call_id
+        from jsonb_each(s.open_calls) o
+        union
+        select r.unit_seq, r.tool_call_id
+        from pycontext.act a
+        cross join lateral pycontext._thread_rows(s.chat_id, null, array[(a.details ->> 'unit_seq')::bigint],
+            array[(a.details ->> 'unit_seq')::bigint]) r
+        where a.chat_id = s.chat_id and a.act_no > s.hi_act and a.act = 'late_result' and r.role = 'tool'
+        union
+        select r.seq, e.value ->> 'id'
+        from pycontext._stored_row r
+        cross join lateral jsonb_array_elements(r.tool_calls) e
+        where r.chat_id = s.chat_id and r.gone_act > s.hi_act and r.at_act <= s.hi_act and r.calls > 0) o
+    where o.unit_seq between s.lo_seq + 1 and s.hi_seq and not exists (
+        select from pycontext._thread_rows(s.chat_id, null, array[o.unit_seq], array[o.unit_seq], s.hi_act) r
+        where r.role = 'tool' and r.seq <= s.hi_seq and r.tool_call_id = o.call_id)
+$$;
+
 -- The figures of a chat as they stand now, or stood at message as_of: what every read starts from.
 create or replace function pycontext._chat_state(chat_id text, token_budget integer, as_of text)
 returns pycontext._window_state
@@ -361,6 +387,11 @@ begin
         s.total_hi := m.running_total;
         s.stub_hi := m.running_stub;
         s.turn_seq := case when m.is_user then m.seq else m.after_user end;
+    end if;
+    if as_of is not null and c.source is null then
+        select coalesce(range_agg(int8range((a.details ->> 'unit_seq')::bigint + 1, (a.details ->> 'seq')::bigint, '[]')), '{}')
+        into s.straddles
+        from pycontext.act a where a.chat_id = c.chat_id and a.act_no <= s.hi_act and a.act = 'late_result';
     end if;
     s.is_exact := as_of is null or v_read is not null and token_budget is null;
     s.act_arg := case when as_of is not null and c.source is null then s.hi_act end;
@@ -466,19 +497,12 @@ begin
         s.line_total := s.total_base;
     elsif s.has_open then
         -- room for the stand-ins of results that have not come
-        select count(*) into v_open
-        from (
-            select (o.value ->> 'seq')::bigint as unit_seq, split_part(o.key, '#' || (o.value ->> 'seq'), 1) as call_id
-            from jsonb_each(c.open_calls) o
-            where (o.value ->> 'interim')::bigint <= s.hi_seq is not true
-            union
-            -- answered since: in a replay they wait
-            select r.unit_seq, r.tool_call_id
-            from pycontext.act a
-            join pycontext.message r
-                on r.chat_id = a.chat_id and r.seq = (a.details ->> 'seq')::bigint and r.line_no = 0 and r.seq > s.hi_seq
-            where as_of is not null and a.chat_id = c.chat_id and a.act_no > s.hi_act and a.act = 'late_result') o
-        where o.unit_seq between s.lo_seq + 1 and s.hi_seq;
+        if as_of is null then
+            select count(*) into v_open from jsonb_each(c.open_calls) o
+            where (o.value ->> 'seq')::bigint > s.lo_seq and not o.value ? 'interim';
+        else
+            v_open := pycontext._waiting_then(s);
+        end if;
         s.fixed_tokens := s.fixed_tokens + 16 * v_open;
     end if;
     s.counted_tokens := 3 + coalesce(q.tokens, 0) + coalesce(l.tokens + coalesce(s.head_frozen, 0)
@@ -556,7 +580,7 @@ begin
                     and t.unit_seq is distinct from s.request_seq),
             array_agg(t.unit_seq)
         into v_pins, s.pin_units
-        from pycontext._live_pins(s.chat_id, s.act_arg) t
+        from pycontext._pins_of(s) t
         where t.seq <= s.hi_seq;
         s := pycontext._with_pins(s, v_pins, s.lo_seq + 1);
         v_avail := v_avail - s.pin_tokens;

@@ -351,7 +351,7 @@ begin
         s.border_request := null;
         s := pycontext._with_pins(s, array(
             select row(t.seq, t.message_id, t.unit_seq, t.to_seq, t.at_act, t.tokens)::pycontext._pin_row
-            from pycontext._live_pins(s.chat_id, s.act_arg) t where t.seq <= s.hi_seq), s.first_unit);
+            from pycontext._pins_of(s) t where t.seq <= s.hi_seq), s.first_unit);
     end if;
     if s.pin_from is not null then
         select array_agg(t order by t.unit_seq, t.seq, t.line_no) into v_pins

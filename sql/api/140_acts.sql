@@ -1067,6 +1067,15 @@ begin
 end
 $$;
 
+-- The pins of a read: those of now, in a replay those of then.
+create or replace function pycontext._pins_of(s pycontext._window_state)
+returns setof pycontext._pin_row
+language sql stable
+as $$
+    select * from pycontext._live_pins(s.chat_id, case when s.source is null then s.act_arg
+        when s.hi_act < s.act_no then s.hi_act end)
+$$;
+
 -- The unit of a message: where it starts and ends.
 create or replace function pycontext._unit_of(c pycontext.chat, r pycontext._thread_row, out unit_seq bigint, out to_seq bigint)
 language plpgsql stable

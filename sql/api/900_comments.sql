@@ -577,6 +577,8 @@ begin
             ('_marker_text', 'The words that stand for what is left out.'),
             ('_marker_cost', 'Tokens of those words.'),
             ('_grid_budget', 'The budget that grids of borders are parts of.'),
+            ('_waiting_then', 'How many calls waited for a result at the time of a replay.'),
+            ('_pins_of', 'The pins of a read, in a replay those of then.'),
             ('_late_rows', 'Results that came late, of units that are left out.'),
             ('_marker_end', 'The newest row that a marker before a border names.'),
             ('_rendered_rows', 'Rows of whole units as they are sent, verbatim or pruned.'),

@@ -13,7 +13,27 @@ from typing import Any
 import psycopg
 import pytest
 import validators
-from histories import KINDS, PIXEL, Compact, Count, Drop, Machine, prepare_adopted
+from histories import (
+    KINDS,
+    PIXEL,
+    Compact,
+    Count,
+    Drop,
+    Machine,
+    Move,
+    Pin,
+    Prompt,
+    Prune,
+    Reply,
+    Result,
+    Rewind,
+    Say,
+    StartOver,
+    Unpin,
+    Words,
+    Work,
+    prepare_adopted,
+)
 from psycopg.conninfo import make_conninfo
 
 from pycontext.tokens import count
@@ -782,6 +802,33 @@ def test_a_cut_is_not_called_exact_in_a_replay(begin: Begin) -> None:
     window = chat.window(None, "asked")
     assert any(w["is_shortened"] for w in window)
     assert not any(w["is_exact"] for w in window)
+
+
+def test_every_message_of_an_eventful_session_is_replayed(begin: Begin) -> None:
+    """What was read right after each message, and is read as of it once all has happened."""
+    chat = begin(prompt="Be brief.", profile="small-8k")
+    long, short = Words(1, 30), Words(2, 4)
+    talk = [Say(short), Reply(long), Work(3, long), Say(long), Reply(short)]
+    events: list[list[Move]] = [
+        [Pin(1)], [Compact(2500)], [Prompt(short)], [Compact(2500), Drop(0)], [Rewind(3)], [StartOver(True)],
+        [Pin(2), Prompt(None)], [Compact(2500)], [Unpin(0)], [Reply(None, (short, short)), Result(0, long)],
+        [Result(0, short)], [Prune(3000)], [Rewind(6), Prompt(long)], [Compact(2500)],
+    ]  # fmt: skip
+    budgets = (1500, 100000) if chat.kind == "native" else (1500,)
+    read: dict[tuple[str, int], Any] = {}
+    for happens in events:
+        for move in [*talk, *happens]:
+            before = len(chat.thread.rows)
+            chat.play(move)
+            if len(chat.thread.rows) > before:
+                name = chat.thread.rows[-1].message_id
+                read.update({(name, b): chat.messages("openai_messages", b) for b in budgets})
+    assert len(chat.thread.lines) >= 2
+    assert len({json.dumps(messages) for messages in read.values()}) > len(read) / 2
+    live = {row.message_id for row in chat.thread.rows}
+    for (name, budget), messages in read.items():
+        if chat.kind == "native" or name in live:
+            assert chat.messages("openai_messages", budget, name) == messages, (name, budget)
 
 
 @pytest.mark.parametrize("when", ["asked afterwards", "answered afterwards"])
