@@ -22,6 +22,7 @@ MAX_SCANNED = 5_000_000
 _INTEGERS = ("smallint", "integer", "bigint")
 _TIMES = ("timestamp with time zone", "timestamp without time zone")
 _TEXTS = ("text", "character varying", "character", "name", "USER-DEFINED", "jsonb", "json")
+_JSON = ("tool_calls", "metadata")
 _PLACES = 2000  # of one microsecond
 
 
@@ -105,12 +106,20 @@ def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
     if found.has_problem:
         return found
     checks = list(found.checks)
+    name = adoption.from_view or _Planner(conn, adoption).view_text()
     with conn.transaction() as transaction:
         for statement in found.statements:
-            # With arguments, even none, a text of several statements is refused.
-            conn.execute(statement.replace("%", "%%").encode(), ())
+            try:
+                # With arguments, even none, a text of several statements is refused.
+                conn.execute(statement.replace("%", "%%").encode(), ())
+            except psycopg.errors.InvalidTableDefinition as error:
+                raise BadAdoption(
+                    "a view of that name is there, with other columns",
+                    detail=error.diag.message_primary,
+                    hint=f"drop view {name}, then run this again; or name another: --view",
+                ) from None
         planner = _Planner(conn, adoption)
-        view = planner.relation(adoption.from_view or planner.view_text(), "view")
+        view = planner.relation(name, "view")
         uses_index = planner.uses_index(sql.SQL("select * from {}").format(view.identifier), view.types)
         ok = Check("ok", "a read of one chat uses an index")
         if uses_index:
@@ -244,6 +253,11 @@ class _Planner:
                 )
         if view.types.get("seq") not in (*_INTEGERS, None):
             self._problem(f"seq is {view.types['seq']}, not an integer", "give it a growing bigint")
+        if view.types.get("created_at") not in (*_TIMES, None):
+            self._problem(f"created_at is {view.types['created_at']}, not a time", "give it a timestamptz")
+        for name in _JSON:
+            if view.types.get(name) not in ("json", "jsonb", None):
+                self._problem(f"{name} is {view.types[name]}, not JSON", f"cast it: {name}::jsonb")
         select = sql.SQL("select * from {}").format(view.identifier)
         if not any(check.severity == "problem" for check in self._checks):
             self._look_at(select, 0, view.types)
@@ -274,6 +288,12 @@ class _Planner:
                     detail=f"{option}; there are: {', '.join(table.types)}",
                     hint=f"name it as it stands in the catalog, without quotes: {option.split()[0]} COLUMN",
                 )
+        created_at = self._created_at(table)
+        if table.types[created_at] not in (*_TIMES, *_INTEGERS):
+            raise BadAdoption(
+                f"{created_at} is {table.types[created_at]}, not a time",
+                hint="name the column that tells when a row was written: --created-at COLUMN",
+            )
         wrong = {column: role for column, role in spec.role_map.items() if role not in (*ROLES, LEFT_OUT)}
         if wrong:
             raise BadAdoption(
@@ -361,7 +381,9 @@ class _Planner:
             ("metadata", spec.metadata),
         ):
             if given is not None:
-                columns.append((column(given), name))
+                is_text = name in _JSON and table.types[given] in ("text", "character varying")
+                cast = sql.SQL("nullif({}, '')::jsonb") if is_text else sql.SQL("{}")
+                columns.append((cast.format(column(given)), name))
         listed = sql.SQL(",\n    ").join(
             sql.SQL("{} as {}").format(expression, sql.Identifier(name)) for expression, name in columns
         )
@@ -515,6 +537,7 @@ class _Planner:
             )
         else:
             self._ok("no row is without content")
+        self._look_at_json(text)
         twice = self._rows(
             f"select x.chat_id::text, x.seq, count(*) from ({text}) x "
             "group by 1, 2 having count(*) > 1 limit 3"
@@ -526,6 +549,16 @@ class _Planner:
             )
         else:
             self._ok("each row has a place of its own")
+
+    def _look_at_json(self, select: str) -> None:
+        for name in (name for name in _JSON if f'as "{name}"' in select):
+            try:
+                with self._conn.transaction():
+                    self._rows(f"select count(x.{name}) from ({select}) x")
+            except psycopg.errors.InvalidTextRepresentation as error:
+                self._problem(
+                    f"{name} has text that is not JSON: {error.diag.message_detail}", "leave it out"
+                )
 
     def _unknown_roles(self, select: sql.Composable) -> str:
         # The view shows null for a role that the map does not know: the raw value says which.

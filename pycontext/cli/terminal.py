@@ -93,7 +93,7 @@ def reported() -> Iterator[None]:
             PycontextError(
                 error.diag.message_primary or str(error).strip() or type(error).__name__,
                 detail=error.diag.message_detail,
-                hint=error.diag.message_hint,
+                hint=error.diag.message_hint or _way_out(error),
                 sqlstate=error.sqlstate,
             )
         )
@@ -105,6 +105,14 @@ def reported() -> Iterator[None]:
     else:
         return
     raise typer.Exit(1)
+
+
+def _way_out(error: psycopg.Error) -> str | None:
+    if error.sqlstate is None and isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError)):
+        return (
+            "is it the right database? --dsn, PYCONTEXT_DSN or DATABASE_URL: postgresql://user@host:5432/name"
+        )
+    return None
 
 
 def report(error: PycontextError, place: str = "") -> None:

@@ -19,6 +19,7 @@ from pycontext.rows import Explained, Plan, StoredFact, ThreadRow, WindowRow, as
 #: Windows of the past that are read for the drawing of the chat's life, at most.
 MAX_MOMENTS = 120
 _PASSES_WITH_MOMENTS = 24
+_MOMENTS_ADOPTED = 24  # a window of rows that are only estimated takes many times as long
 #: The log is shown as far back as this.
 MAX_LOGGED = 200
 _MAX_FACTS = 200
@@ -136,7 +137,12 @@ class _Reader:
                     max_rows=_MAX_FACTS,
                 )
             ],
-            moments=self._moments(stored, passes, chat["token_scale"]),
+            moments=self._moments(
+                stored,
+                passes,
+                chat["token_scale"],
+                MAX_MOMENTS if chat["source"] is None else _MOMENTS_ADOPTED,
+            ),
         )
 
     def _limits(self, chat: Row) -> tuple[Plan | None, int]:
@@ -156,20 +162,22 @@ class _Reader:
                 return plan, kept[self._as_of]
         return plan, plan.token_budget if plan is not None else 0
 
-    def _moments(self, stored: Sequence[ThreadRow], passes: Sequence[Row], scale: float) -> list[Moment]:
+    def _moments(
+        self, stored: Sequence[ThreadRow], passes: Sequence[Row], scale: float, most: int
+    ) -> list[Moment]:
         """Windows of the past: around the newest passes, at the newest message, and spread over the turns."""
         live = [row for row in stored if row.kind == "message"]
         if not live:
             return []
         place_of = {row.seq: place for place, row in enumerate(live)}
         places = {len(live) - 1}
-        for done in passes[:_PASSES_WITH_MOMENTS]:
+        for done in passes[: min(_PASSES_WITH_MOMENTS, most // 4)]:
             place = place_of.get(done["at_seq"])
             if place is not None:
                 places.update((place, min(place + 1, len(live) - 1)))
         turns = [place for place, row in enumerate(live) if row.role == "user"]
         for candidates in (turns, list(range(len(live)))):
-            room = MAX_MOMENTS - len(places)
+            room = most - len(places)
             step = max(1, -(-len(candidates) // max(room, 1)))
             if room > 0:
                 places.update(candidates[::step][:room])

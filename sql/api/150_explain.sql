@@ -128,12 +128,16 @@ begin
         select r.seq as place, r.line_no::integer as line_no, r.seq,
             coalesce(nullif(pycontext._preview(pycontext._searched_text(r.content, r.tool_calls), v_words), ''), '(empty)')
                 as preview,
-            f.fate, f.cause, f.reason, coalesce(w.tokens, 0) as tokens, r.tokens as stored, r.role, w.section, r.message_id
+            f.fate, f.cause, f.reason, coalesce((d.w).tokens, 0) as tokens, r.tokens as stored, r.role, (d.w).section,
+            r.message_id
         from unnest(v_found) r
-        left join unnest(v_window) w on case when r.line_no = 0
-            then w.seq = r.seq and w.kind = 'message' and w.section <> 'omitted'
-            else w.kind = 'summary' and w.message_id = r.message_id end
-        cross join lateral pycontext._fate(s, r, w, v_words, as_of is not null, v_has_line, v_marker) f
+        -- an equality: both may be long
+        left join (
+            select w, w.kind = 'summary' as is_line, case w.kind when 'summary' then w.message_id else w.seq::text end as place
+            from unnest(v_window) w
+            where w.section <> 'omitted') d
+            on d.is_line = (r.line_no > 0) and d.place = case when r.line_no = 0 then r.seq::text else r.message_id end
+        cross join lateral pycontext._fate(s, r, d.w, v_words, as_of is not null, v_has_line, v_marker) f
         union all
         -- what only the window has, beside the row it stands with
         select t.place, t.line_no, null, coalesce(nullif(pycontext._preview(pycontext._content_text(w.content), v_words), ''),

@@ -219,6 +219,31 @@ def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: C
     assert not any(r[0] for r in db.execute("select is_estimate from working_window(%s)", (chat,)).fetchall())
 
 
+def test_types_that_will_not_do_are_told(run: Callable[..., Result], shop: Connection) -> None:
+    shop.execute("alter table app.message add calls text, add told text default 'noon'")
+    told = run(*SHOP, "--created-at", "told")
+    assert told.code == 1
+    assert "told is text, not a time" in told.err
+    given = [*SHOP, "--tool-calls", "calls", "--yes"]
+    assert run(*given).code == 0
+    shop.execute(
+        "update app.message set calls = "
+        "'[{\"id\": \"a\", \"type\": \"function\", \"function\": {\"name\": \"look\", \"arguments\": \"{}\"}}]' where id = 31"
+    )
+    assert value(shop, "select tool_calls #>> '{0,function,name}' from thread('1') where seq = 31") == "look"
+    again = run(*SHOP, "--yes")  # without calls
+    assert again.code == 1
+    assert "drop view" in again.err
+    shop.execute("update app.message set calls = 'look()' where id = 31")
+    assert "not JSON" in run(*given).err
+    shop.execute("create view app.by_hand as select conversation_id as chat_id, id as seq, id as message_id, "
+                 "'user' as role, body as content, told as created_at, calls as tool_calls from app.message")
+    by_hand = run("hand", "--from-view", "app.by_hand")
+    assert by_hand.code == 1
+    assert "created_at is text" in by_hand.err
+    assert "tool_calls is text" in by_hand.err
+
+
 @pytest.mark.parametrize("per_second", [1, 1_000, 1_000_000, 1_000_000_000])
 def test_times_that_are_numbers(
     run: Callable[..., Result], db: Connection, dsn: str, pg: int, per_second: int
