@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks OpenAI's chat completions and responses, streamed too, with real faults.
+"""A real HTTP server with real faults: OpenAI's chat completions and responses, Anthropic's messages.
 
 with LLMServer() as server:
     server.script("503", "ok")          # what the next requests get; after that, `server.default`
@@ -260,6 +260,31 @@ def _response(request: dict[str, Any], completion: dict[str, Any]) -> dict[str, 
     }
 
 
+def _anthropic(completion: dict[str, Any]) -> dict[str, Any]:
+    """A completion in the form of Anthropic's messages."""
+    message = completion["choices"][0]["message"]
+    calls = [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": json.loads(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls") or ()
+    ]
+    text = [{"type": "text", "text": message["content"]}] if message.get("content") else []
+    return {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": completion["model"],
+        "content": [*text, *calls],
+        "stop_reason": "tool_use" if calls else "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 100, "output_tokens": 20},
+    }
+
+
 def _response_events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A response as the events of its stream."""
     events: list[dict[str, Any]] = [{"type": "response.created", "response": {**response, "output": []}}]
@@ -284,16 +309,18 @@ def _handler(server: LLMServer) -> type[BaseHTTPRequestHandler]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             request = json.loads(body)
-            is_response = self.path.endswith("/responses")
+            is_response, is_message = self.path.endswith("/responses"), self.path.endswith("/messages")
             if self.path.endswith("/embeddings"):
                 status, answer = server.embed(request, headers)
-            elif not (is_response or self.path.endswith("/chat/completions")):
+            elif not (is_response or is_message or self.path.endswith("/chat/completions")):
                 status, answer = 404, {"error": {"message": f"no {self.path}"}}
             else:
                 status, answer = server.answer(request, headers)
             is_completion = status == 200 and isinstance(answer, dict) and bool(answer.get("choices"))
             if is_response and is_completion:
                 answer = _response(request, answer)
+            elif is_message and is_completion:
+                answer = _anthropic(answer)
             kind = "text/html" if isinstance(answer, str) else "application/json"
             if request.get("stream") and is_completion:
                 kind = "text/event-stream"

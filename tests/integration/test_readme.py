@@ -254,7 +254,9 @@ TOOLS = [
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMServer]:
     with LLMServer() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        monkeypatch.setenv("OPENAI_API_KEY", "test")
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url.removesuffix("/v1"))
+        for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+            monkeypatch.setenv(name, "test")
         monkeypatch.delenv("PYCONTEXT_SUMMARIZER_MODEL", raising=False)
         yield server
 
@@ -263,6 +265,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMServer]:
 def handlers(model: LLMServer, dsn: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the README's Python defines, run as written; tools are the reader's own."""
     pytest.importorskip("agents", reason="needs the Agents SDK: extra openai-agents")
+    pytest.importorskip("anthropic", reason="needs the package anthropic: extra test")
     monkeypatch.setenv("PYCONTEXT_DSN", dsn)
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
     names: dict[str, Any] = {"TOOLS": TOOLS, "run_tool": lambda function: "left hub B-7 on 3 March"}
@@ -330,6 +333,20 @@ def test_the_handler_with_tools(handlers: dict[str, Any], model: LLMServer, dsn:
     assert model.requests[1]["tools"] == TOOLS
     with pycontext.connect(dsn) as db:
         assert [row.role for row in db.thread("conv_3")] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_the_handlers_of_the_other_apis(handlers: dict[str, Any], model: LLMServer, dsn: str) -> None:
+    model.default = lambda request: f"{len(request.get('input') or request['messages'])} read"
+    for number, name in enumerate(("answer_by_responses", "answer_by_anthropic")):
+        said = [handlers[name](f"conv_7{number}", text, text) for text in ("Where?", "And now?")]
+        assert said == ["1 read", "3 read"]
+    one, two = model.requests[:2]
+    assert one["prompt_cache_key"] == two["prompt_cache_key"]
+    assert two["input"][: len(one["input"])] == one["input"]
+    assert "cache_control" in str(model.requests[3]["messages"])
+    with pycontext.connect(dsn) as db:
+        for number in range(2):
+            assert [row.role for row in db.thread(f"conv_7{number}")] == ["user", "assistant"] * 2
 
 
 def test_the_handler_that_streams(handlers: dict[str, Any], model: LLMServer, dsn: str) -> None:
