@@ -74,7 +74,10 @@ def adopt_command(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Run it, in one transaction.")] = False,
 ) -> None:
-    """Read chats from a table you already have: print view, index and registration, or run them."""
+    """Read chats from a messages table of yours.
+
+    Prints view, index and registration, and what was found in the rows; runs them with --yes.
+    """
     with reported():
         spec = Adoption(
             name=name,

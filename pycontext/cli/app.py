@@ -190,7 +190,7 @@ def thread(
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many rows, the newest.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Show a conversation, newest last, with its lines drawn across it."""
+    """Show a conversation and the lines across it, newest last."""
     with reported(), pycontext.connect(target.find(dsn).dsn) as db:
         rows = db.thread(chat, before_seq=before, max_rows=limit)
         if as_json:
@@ -248,7 +248,7 @@ def explain(
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many rows, the newest.")] = 1000,
     as_json: Json = False,
 ) -> None:
-    """Say of every row whether the model reads it, in what form, and why (not)."""
+    """Say of every row whether the model reads it, and why (not)."""
     with reported(), pycontext.connect(target.find(dsn).dsn) as db:
         rows = db.explain(chat, budget, as_of, search, before, limit)
         if as_json:
@@ -287,7 +287,7 @@ def inspect(
         int, typer.Option("--limit", min=1, help="At most so many rows of the thread, the newest.")
     ] = 10_000,
 ) -> None:
-    """Write one HTML page of a chat: its thread, what the model reads of it, and why. It loads nothing."""
+    """Write an HTML page of a chat: what the model reads, and why. It loads nothing."""
     from pycontext.inspector import inspect as page
 
     with reported():
@@ -351,7 +351,7 @@ def worker(
         typer.Option("--summarizer", help="Default: openai where PYCONTEXT_SUMMARIZER_MODEL is set."),
     ] = None,
 ) -> None:
-    """Compact chats that are due, ahead of their next turn, and count their tokens. Several may run.
+    """Compact chats ahead of their next turn, and count tokens. Several may run.
 
     Never uses the embedded server. SIGTERM and SIGINT: the pass at hand is ended, or its lease given back.
     """

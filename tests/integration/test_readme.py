@@ -32,6 +32,7 @@ SQL_README = ROOT / "sql" / "README.md"
 READMES = [README, SQL_README, ROOT / "tests" / "README.md"]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ADOPTING = "The messages table you already have"
 _SHELL_SECTIONS = ("In the shell", "A database you have")
 
 
@@ -145,10 +146,19 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_psql_session(dsn: str) -> None:
-    first, *rest = with_output(blocks(README))
+    first, *rest = with_output([block for block in blocks(README) if block.heading != _ADOPTING])
     # The statement above everything else reads the chat that the session makes.
     compare(dsn, [*rest, first])
     assert sum(shown is not None for _, shown in rest) >= 4
+
+
+def test_adopting_as_written(dsn: str, checkout: Path) -> None:
+    found = [block for block in blocks(README) if block.heading == _ADOPTING]
+    for kind, group in groupby(found, lambda block: block.language == "sh"):
+        if kind:
+            assert "summarized" in "".join(run_shell(block.text, dsn, checkout) for block in group)
+        else:
+            compare(dsn, with_output(list(group)))
 
 
 @pytest.fixture
