@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bench
+import day_one
 import pytest
 
 
@@ -16,3 +17,11 @@ def test_the_quick_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     for result in (line.split("|") for line in table[2:]):
         assert float(result[3].replace(",", "")) > 0
         assert float(result[5]) > 0
+
+
+@pytest.mark.long
+def test_day_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert day_one.main(["--messages", "10000"]) == 0
+    printed = capsys.readouterr().out
+    assert "first window, the chat of 1,000" in printed
+    assert "summarized, 1 piece" in printed
