@@ -67,12 +67,10 @@ async def _reply(
 ) -> AsyncIterator[str]:
     reply_id = f"{message.id}/reply"
     await db.create_chat(chat_id, system_prompt=PROMPT, profile=PROFILE, owner=message.user)
-    known = pycontext.memory_text(await db.recall(chat_id, message.text))
-    async with db.turn(chat_id, message.text, message_id=message.id, context=known) as turn:
-        for row in await db.thread(chat_id) if turn.is_answered else ():
-            if row.message_id == reply_id:
-                yield row.content
-                return
+    async with db.turn(chat_id, message.text, message_id=message.id, recall=True) as turn:
+        if turn.is_answered:
+            yield turn.reply or ""
+            return
         stream = await client.chat.completions.create(model=MODEL, messages=turn.messages, stream=True)
         said = []
         async for piece in pycontext.ascrub_stream(_texts(stream)):
