@@ -41,6 +41,9 @@ VERSION = 18
 # The account that runs the server when we are root and the data folder has no owner yet.
 ACCOUNT = "pgserver"
 
+# How psql prints; before the arguments of whoever calls it, which count more.
+_LOOKS = ("-P", "format=wrapped", "-P", "columns=120", "-P", "expanded=auto")
+
 _START_SECONDS = 60
 _MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes on Linux and 104 on macOS
 
@@ -125,7 +128,7 @@ def psql(arguments: Sequence[str] = (), *, dsn: str | None = None) -> int:
     kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return subprocess.run(
-            [program, dsn, *arguments],
+            [program, dsn, *_LOOKS, *arguments],
             check=False,
             env=_with_aliases(),
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

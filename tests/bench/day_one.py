@@ -71,14 +71,16 @@ def fill(conn: Connection, messages: int) -> None:
             sender text not null, body text not null, created_at timestamptz not null);
         """
     )
-    # Interleaved, as they come in; texts of 110 to 210 characters in two languages, no two the same.
+    # Interleaved, as they come in; texts of 110 to 240 characters in two languages, no two the same.
     conn.execute(
         """
         insert into app.message (conversation_id, sender, body, created_at)
         select case when g %% 10 = 0 then 0 else 1 + (g / 10 * 9 + g %% 10 - 1) %% %(short)s end,
             case when g / 10 %% 2 = 0 then 'customer' else 'bot' end,
-            format('Заказ QX-%%s, parcel %%s: ', g, g::bigint * 7919 %% 1000003)
-                || repeat('It left hub B-' || g %% 97 || ' on Friday. Где он? ', 2 + (g %% 4)::integer),
+            case when g / 10 %% 12 = 0
+                then format('Заказ QX-%%s: parcel %%s left on Friday. ', g, g * 7 %% 100003) else '' end
+                || left(translate(md5(g::text) || md5((g + 1)::text), '0369', '    '), 40 + g %% 20)
+                || repeat(' Где он? It should be here by now.', 2 + (g %% 4)::integer),
             now() - interval '90 days' + g * interval '5 seconds'
         from generate_series(0, %(messages)s - 1) g (g)
         """,

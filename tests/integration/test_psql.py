@@ -29,10 +29,10 @@ VIEWS = {
 }
 
 
-def psql(dsn: str, *statements: str) -> str:
+def psql(dsn: str, *statements: str, options: tuple[str, ...] = ()) -> str:
     """What `pycontext psql` prints."""
     done = subprocess.run(
-        [Path(sys.executable).parent / "pycontext", "psql", "--dsn", dsn, "-v", "ON_ERROR_STOP=1"],
+        [Path(sys.executable).parent / "pycontext", "psql", "--dsn", dsn, "-v", "ON_ERROR_STOP=1", *options],
         input="\n".join(statements) + "\n",
         capture_output=True,
         text=True,
@@ -116,6 +116,7 @@ def test_each_alias_asks_for_what_it_is_named_after(dsn: str, memory: pycontext.
 def test_names_are_found_without_the_schema(dsn: str) -> None:
     shown = psql(dsn, "show search_path;", "select create_chat('c');")
     assert re.search(r"public.*pycontext", shown)
+    assert psql(dsn, "select 1, 2;", options=("-At",)) == "1|2\n"
     once = f"{dsn} options='-c search_path=pycontext'" if "://" not in dsn else dsn
     assert psql(once, "show search_path;").count("pycontext") == 1
 
