@@ -181,8 +181,9 @@ begin
         from pycontext.chat c
         where c.chat_id = t.chat_id and t.chat_id = start_turn.chat_id and t.seq = m.seq and t.line_no = 0;
     end if;
-    v_rows := pycontext._window_array(chat_id, case
-        when v_as_of is distinct from m.message_id or m.read_budget > p.token_budget then token_budget end, v_as_of);
+    -- as of the request itself the budget is what it was read under, where that is no more than there is now
+    v_rows := pycontext._window_array(chat_id,
+        case when v_as_of = m.message_id and m.read_budget <= p.token_budget then null else token_budget end, v_as_of);
     if format in ('openai', 'all') then
         v_openai := pycontext._openai_of(v_rows, v_memory, f.strict_roles);
     end if;

@@ -241,8 +241,11 @@ def test_tools_and_a_token_budget_leave_less_for_the_window(memory: pycontext.Da
         without = turn.token_budget
     with memory.turn("a", "Where?", tools=tools, compact="off") as turn:
         assert turn.token_budget == without - pycontext.tokens.count(json.dumps(tools, separators=(",", ":")))
-    with memory.turn("a", "Where?", token_budget=3000, compact="off") as turn:
+    with memory.turn("a", "Where? " * 300, token_budget=3000, compact="off") as turn:
         assert turn.token_budget == 3000
+        for number in range(4):  # a resumed turn keeps to it
+            turn.add({"role": "assistant", "content": f"Look {number}. " * 400})
+            assert turn.window_tokens <= 3000
 
 
 def test_context_is_for_this_turn_only(memory: pycontext.Database) -> None:
