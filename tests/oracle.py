@@ -118,7 +118,7 @@ class Thread:
                 call = newest.get(row.tool_call_id)
                 line = row.line_at_arrival
                 if call is not None and self.last_result_wins:
-                    line = max((x.seq for x in self.lines if x.seq < row.seq), default=line)
+                    line = max((x.seq for x in self.lines if x.seq < row.seq), default=-(2**62))
                 if call is None or call.seq <= line:
                     if call is not None:
                         newest.pop(row.tool_call_id)

@@ -306,6 +306,7 @@ declare
     l pycontext.message;
     q record;
     v_read integer;
+    v_excess integer;
     v_open integer := 0;
 begin
     select t.chat_id, t.source, t.profile, t.token_scale, t.tool_tokens, t.last_seq, t.act_no, t.edit_no, t.total_tokens,
@@ -367,13 +368,15 @@ begin
             from pycontext.act a where a.chat_id = c.chat_id and a.at_seq < s.hi_seq;
         end if;
     elsif as_of is not null then
-        select t.seq, t.line_no, t.at_act, t.running_total, t.running_stub, t.read_budget, t.is_user, t.after_user into m
+        select t.seq, t.line_no, t.at_act, t.running_total, t.running_stub, t.read_budget, t.read_excess, t.is_user,
+            t.after_user into m
         from pycontext.message t where t.chat_id = c.chat_id and t.message_id = as_of;
         if not found then
             perform pycontext._no_such_message(chat_id, as_of);
         end if;
         s.hi_act := m.at_act;
         v_read := m.read_budget;
+        v_excess := m.read_excess;
         if m.line_no > 0 then
             -- the state right after that line was placed
             select t.seq, t.running_total, t.running_stub, t.is_user, t.after_user into m
@@ -507,9 +510,8 @@ begin
     end if;
     s.counted_tokens := 3 + coalesce(q.tokens, 0) + coalesce(l.tokens + coalesce(s.head_frozen, 0)
         + coalesce(l.request_frozen, 0), 0) + 16 * v_open + c.live_tokens;
-    if as_of is null then
-        s.fixed_tokens := s.fixed_tokens + c.excess_tokens;  -- counts that turned out above what the totals hold
-    end if;
+    -- counts that turned out above what the totals hold
+    s.fixed_tokens := s.fixed_tokens + case when as_of is null then c.excess_tokens else coalesce(v_excess, 0) end;
     if c.source is not null then
         s.counted_tokens := s.counted_tokens - s.total_base;
     end if;
@@ -568,6 +570,8 @@ declare
     v_head_cut bigint := 0;
     v_before bigint := 0;
     v_pins pycontext._pin_row[];
+    v_whole pycontext._window_state;
+    v_room bigint;
     v_low bigint;
     v_high bigint;
     v_mid bigint;
@@ -593,6 +597,10 @@ begin
         return s;
     end if;
 
+    if s.prune_unit is not null then
+        v_whole := s;
+        v_room := v_avail;
+    end if;
     -- The head stays; what is left out lies between it and the border.
     if s.line_origin is distinct from 'compaction' then
         if s.source is null and s.reset_seq = s.lo_seq and s.chat_head_to <= s.hi_seq then
@@ -653,26 +661,30 @@ begin
     end if;
 
     -- what the last pruning pass settled stays: one border, until the next pass or a line goes past it
-    if s.prune_unit is not null and s.marker_from is null then
-        if s.prune_unit <= s.lo_seq + 1 then
-            s.prune_unit := null;
-            if s.total_hi - s.total_base <= v_avail then
-                s.head_from := null;
-                s.head_to := null;
-                return s;
-            end if;
-        else
-            if s.prune_request > s.lo_seq then
-                v_request := pycontext._row_at(s, s.prune_request);
-            end if;
-            if s.prune_stub - s.stub_base + s.total_hi - s.prune_total + pycontext._pinned_between(v_pins, s.lo_seq, s.prune_unit)
-                + coalesce(v_request.frozen_tokens - v_request.stub_tokens, v_head_cut) <= v_avail then
-                s.mode := 'prune';
-                s.first_unit := s.prune_unit;
-                s.border_request := v_request.seq;  -- null: it is in the head
-                s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
-                return s;
-            end if;
+    if s.prune_unit <= s.lo_seq + 1 then
+        -- it is from before the first user message, whose turn has become the head: as it was, without one
+        if s.prune_stub - v_whole.stub_base + s.total_hi - s.prune_total
+            + pycontext._pinned_between(v_pins, v_whole.lo_seq, s.prune_unit) <= v_room then
+            s := v_whole;
+            s.mode := 'prune';
+            s.first_unit := s.prune_unit;
+            return s;
+        end if;
+        s.prune_unit := null;
+        if s.marker_from is null and s.total_hi - s.total_base + v_head_cut <= v_avail then
+            return s;
+        end if;
+    elsif s.prune_unit is not null and s.marker_from is null then
+        if s.prune_request > s.lo_seq then
+            v_request := pycontext._row_at(s, s.prune_request);
+        end if;
+        if s.prune_stub - s.stub_base + s.total_hi - s.prune_total + pycontext._pinned_between(v_pins, s.lo_seq, s.prune_unit)
+            + coalesce(v_request.frozen_tokens - v_request.stub_tokens, v_head_cut) <= v_avail then
+            s.mode := 'prune';
+            s.first_unit := s.prune_unit;
+            s.border_request := v_request.seq;  -- null: it is in the head
+            s.is_head_cut := coalesce(s.is_head_cut, v_head_cut > 0 and s.border_request is not null);
+            return s;
         end if;
     end if;
 

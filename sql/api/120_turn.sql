@@ -177,7 +177,7 @@ begin
     -- what the request was read under: an exact replay stands on it
     if message is not null and m.read_budget is null then
         update pycontext.message t
-        set read_budget = r.token_budget, at_act = c.act_no
+        set read_budget = r.token_budget, read_excess = nullif(c.excess_tokens, 0), at_act = c.act_no
         from pycontext.chat c
         where c.chat_id = t.chat_id and t.chat_id = start_turn.chat_id and t.seq = m.seq and t.line_no = 0;
     end if;

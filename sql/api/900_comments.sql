@@ -145,6 +145,8 @@ comment on column pycontext.message.gone_act is
     'Act that set the row aside; null = it is part of the thread. Such rows are kept for replay.';
 comment on column pycontext.message.read_budget is
     'token_budget that start_turn was given with this message; null = the profile''s. Replays read under it.';
+comment on column pycontext.message.read_excess is
+    'The chat''s excess_tokens when start_turn read with this message; null = none. Replays keep that room free.';
 comment on column pycontext.message.encoding is 'Encoding of the exact count in tokens; null = tokens is an estimate.';
 comment on column pycontext.message.digest is
     'First 16 bytes of the sha256 of role, content, tool_calls, tool_call_id and name: tells a retry from another '

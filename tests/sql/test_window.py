@@ -791,6 +791,43 @@ def test_a_replay_reads_the_line_that_was_dropped_since(begin: Begin) -> None:
     held(chat, 4000)
 
 
+def test_a_replay_keeps_the_room_that_counts_above_the_totals_took(begin: Begin) -> None:
+    """Counts that came before the turn were above the estimates that the chat's totals hold."""
+    chat = begin()
+    if chat.kind == "adopted":
+        pytest.skip("an adopted chat has no totals to be above")
+    chat.append(user("first"), *[says(f"answer {n} " * 40) for n in range(8)])
+    chat.conn.execute(
+        "select pycontext.cache_token_counts(%s, 'o200k_base', (select jsonb_agg(jsonb_build_object("
+        "'seq', seq, 'tokens', frozen_tokens + 30)) from pycontext.message where chat_id = %s))",
+        (chat.chat_id, chat.chat_id),
+    )
+    (total,) = chat.conn.execute(
+        "select live_tokens from pycontext.chat where chat_id = %s", (chat.chat_id,)
+    ).fetchone()  # type: ignore[misc]
+    for budget in range(total - 150, total + 60, 30):
+        name = f"asked {budget}"
+        request = json.dumps({**user("and?"), "message_id": name})
+        read = chat.conn.execute(
+            "select messages from pycontext.start_turn(%s, %s, token_budget => %s)",
+            (chat.chat_id, request, budget),
+        ).fetchone()
+        assert read is not None
+        assert chat.messages("openai_messages", None, name) == read[0], budget
+
+
+def test_a_pass_before_the_first_user_message_stays_as_it_was(begin: Begin) -> None:
+    chat = begin(calls("A"), result("A", "line of output\n" * 600), calls("B"), result("B"), says("x " * 90))
+    if chat.kind == "adopted":
+        pytest.skip("results of an adopted chat are not pruned by a pass")
+    chat.play(Prune(2000))
+    before = held(chat, 2000)[:-1]  # less "(continue)"
+    chat.append(user("hello"))
+    assert held(chat, 2000)[: len(before)] == before
+    chat.append(says("hi"), user("and?"))
+    assert held(chat, 2000)[: len(before)] == before
+
+
 def test_a_cut_is_not_called_exact_in_a_replay(begin: Begin) -> None:
     chat = begin(user("first"), calls("A"), result("A", "line of output\n" * 400))
     request = {**user("and?"), "message_id": "asked"}
