@@ -536,5 +536,5 @@ def test_a_completion_of_one_choice_is_its_message(memory: pycontext.Database) -
     whole = {"id": "cmpl-1", "created": 1, "model": "m", "object": "chat.completion", "choices": [choice]}
     memory.append("a", ["hello", ChatCompletion.model_validate(whole)])
     assert memory.thread("a")[1].content == "hi"
-    with pytest.raises(ValueError, match="several choices"):
+    with pytest.raises(pycontext.errors.BadMessage, match="several choices"):
         memory.append("a", ChatCompletion.model_validate({**whole, "choices": [choice, choice]}))
