@@ -97,7 +97,8 @@ class TurnCore:
         #: Tokens that the window takes, and may take.
         self.window_tokens: int = 0
         self.token_budget: int = 0
-        #: True where something was pruned, left out or shortened to fit.
+        #: True where something was pruned, left out or shortened for this window to fit, beside what a
+        #: pruning pass settled.
         self.is_degraded: bool = False
         #: True where this turn's message has its reply already: a retry that has nothing left to do.
         self.is_answered: bool = False

@@ -196,7 +196,9 @@ begin
     r.messages := case format when 'all'
         then jsonb_build_object('openai', v_openai, 'anthropic', v_anthropic, 'responses', v_responses)
         else coalesce(v_openai, v_anthropic, v_responses) end;
-    select 3 + coalesce(sum(w.tokens), 0), bool_or(w.section = 'omitted' or w.is_shortened), coalesce(max(w.seq), 0)
+    -- what a pruning pass settled is no emergency
+    select 3 + coalesce(sum(w.tokens), 0), bool_or(w.section = 'omitted' or w.is_shortened and (w.seq < (
+            select c.prune_unit from pycontext.chat c where c.chat_id = start_turn.chat_id)) is not true), coalesce(max(w.seq), 0)
     into r.window_tokens, r.is_degraded, r.read_seq
     from unnest(v_rows) w;
     -- what record_usage compares a provider's count with

@@ -21,7 +21,10 @@ begin
     r.encoding := s.encoding;
     r.token_scale := s.token_scale;
     r.token_budget := s.token_budget;
-    select 3 + sum(w.tokens), bool_or(w.section = 'omitted' or w.is_shortened) into r.window_tokens, r.is_degraded
+    -- what a pruning pass settled is no emergency
+    select 3 + sum(w.tokens), bool_or(w.section = 'omitted' or w.is_shortened and (w.seq < (
+        select c.prune_unit from pycontext.chat c where c.chat_id = s.chat_id)) is not true)
+    into r.window_tokens, r.is_degraded
     from pycontext.working_window(chat_id) w;
     select p.trigger_tokens into r.trigger_tokens from pycontext.compaction_plan(chat_id) p;
     r.messages := case when s.source is null then s.hi_seq end;

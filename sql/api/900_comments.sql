@@ -302,7 +302,7 @@ comment on column pycontext.turn_start.window_tokens is
 comment on column pycontext.turn_start.token_budget is
     'Most tokens the window may take, in tokens of the encoding (token_scale taken off).';
 comment on column pycontext.turn_start.is_degraded is
-    'True: something was pruned, cut or left out so that the window fits.';
+    'True: something was pruned, cut or left out for this window to fit, beside what a pruning pass settled.';
 comment on column pycontext.turn_start.is_answered is
     'True: the message has its reply, without tool calls, already; this is a retry. Other messages may stand between.';
 comment on column pycontext.turn_start.reply is 'What that reply says.';
@@ -332,7 +332,7 @@ comment on column pycontext.window_status_row.token_budget is 'Most tokens its w
 comment on column pycontext.window_status_row.window_tokens is 'Tokens that its window takes now.';
 comment on column pycontext.window_status_row.trigger_tokens is 'Tokens above which compaction starts.';
 comment on column pycontext.window_status_row.is_degraded is
-    'True: something is pruned, cut or left out so that the window fits.';
+    'True: something is pruned, cut or left out for its window to fit, beside what a pruning pass settled.';
 comment on column pycontext.window_status_row.messages is 'Messages ever appended; null for adopted chats.';
 comment on column pycontext.window_status_row.last_seq is 'Seq of the newest message.';
 comment on column pycontext.window_status_row.line_id is 'message_id of the newest line; null = no line.';

@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,7 @@ def test_a_long_tool_loop_stays_within_the_budget(memory: pycontext.Database, ds
             turn.add({"role": "tool", "tool_call_id": f"c{number}", "content": f"result {number} " * 150})
             assert turn.window_tokens <= turn.token_budget
             assert {"role": "user", "content": "Find it."} in turn.messages
-        assert turn.is_degraded
+        assert "; shortened" in json.dumps(turn.messages)
         assert turn.messages == fresh(dsn, "a")
 
 
@@ -339,6 +340,26 @@ def test_before_compacts_before_the_block_and_off_never(
         assert turn.decision == "none"
         assert turn.messages[-1] == {"role": "user", "content": "Anything new?"}
         assert "chat-summary" in json.dumps(turn.messages)
+
+
+def test_a_tool_loop_is_compacted_only_where_its_window_would_leave_something_out(
+    memory: pycontext.Database, watched: Any, db: Connection
+) -> None:
+    """Neither what a pruning pass settled nor a window over its trigger, which still fits, is a reason."""
+    seen: Counter[str] = Counter()
+    with memory.turn("a", "Find it.", profile="small-8k") as turn:
+        for number in range(60):
+            turn.add({"role": "assistant", "content": "a step " * 40, "tool_calls": [call(f"c{number}")]})
+            content = f"result {number} " * (500 if number < 6 else 20)
+            turn.add({"role": "tool", "tool_call_id": f"c{number}", "content": content})
+            assert not turn.is_degraded
+            if watched.requests:
+                break
+            seen[str(turn.decision)] += 1
+        assert len(watched.requests) == 1
+    assert {"none", "prune", "summarize"} <= set(seen)
+    passes = db.execute("select outcome, trigger from pycontext.pass order by pass_no").fetchall()
+    assert passes == [("pruned", None)] * (len(passes) - 1) + [("summarized", "before")]
 
 
 def test_a_failing_summarizer_is_not_the_users_problem(

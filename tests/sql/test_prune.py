@@ -143,9 +143,15 @@ def test_start_turn_runs_the_pass_itself(db: Connection, chat: str) -> None:
         (chat,),
     ).fetchone()
     assert row is not None
-    decision, tokens, _ = row
+    decision, tokens, is_degraded = row
     assert decision == "prune"
     assert tokens <= 0.9 * 0.75 * 14000
+    assert any(row[5] for row in window(db, chat, 14000))
+    assert is_degraded is False, "what the pass settled is no emergency"
+    status = db.execute("select is_degraded from pycontext.window_status(%s)", (chat,)).fetchone()
+    assert status == (False,)
+    cut = db.execute("select is_degraded from pycontext.start_turn(%s, null, 1200)", (chat,)).fetchone()
+    assert cut == (True,)
     assert db.execute("select outcome from pycontext.pass where chat_id = %s", (chat,)).fetchall() == [
         ("pruned",)
     ]
