@@ -10,7 +10,7 @@ from pycontext.summarizer.transcript import ATTACHED, without_attached
 from pycontext.summarizer.wording import is_answer
 from pycontext.summary import SourceMessage
 
-_CITED = re.compile(r"#(\d{1,18})")
+_CITED = re.compile(r"#([0-4]?\d{1,18})")
 _USER = re.compile(
     r"\b(?:user|customer|client|пользовател|клиент|заказчик)\w*|用户|客户|ユーザー|사용자", re.IGNORECASE
 )
