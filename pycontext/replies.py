@@ -116,17 +116,14 @@ def _is_item(fields: Mapping[str, Any]) -> bool:
 
 
 def _is_anthropic(fields: Mapping[str, Any]) -> bool:
-    return (
-        "stop_reason" in fields
-        or "model" in fields
-        or any(block.get("type") in _USES for block in _blocks(fields))
-    )
+    return "stop_reason" in fields or "model" in fields or _uses_tools(fields)
 
 
-def _blocks(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _uses_tools(fields: Mapping[str, Any]) -> bool:
+    """True where calls or results are blocks of the content, as only Anthropic has them."""
     content = fields.get("content")
     found = map(_mapping, content) if isinstance(content, (list, tuple)) else ()
-    return [block for block in found if block is not None]
+    return any(block is not None and block.get("type") in _USES for block in found)
 
 
 def _messages(fields: dict[str, Any], kind: str) -> list[Element]:
@@ -147,7 +144,7 @@ def _messages(fields: dict[str, Any], kind: str) -> list[Element]:
     elif fields.get("type") == "tool_result":
         return _anthropic({"role": "user", "content": [fields]})
     elif "role" in fields:
-        is_anthropic = fields.get("type") == "message" or any(b.get("type") in _USES for b in _blocks(fields))
+        is_anthropic = fields.get("type") == "message" or _uses_tools(fields)
         return _anthropic(fields) if is_anthropic else [fields]
     raise _unknown(f"{kind} without a role")
 

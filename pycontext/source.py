@@ -440,9 +440,9 @@ class _Planner:
                 (table.oid,),
             ).fetchall()
         is_epoch = self._is_timed and table.types[self._spec.order[0]] in _INTEGERS
-        if any(row[0][: len(wanted)] == wanted for row in found) and not is_epoch:
-            return None
-        if is_epoch and self.uses_index(select, None):
+        is_there = any(row[0][: len(wanted)] == wanted for row in found)
+        # a number is read by the time made of it
+        if self.uses_index(select, None) if is_epoch else is_there:
             return None
         if table.rows > 100_000:
             self._note(

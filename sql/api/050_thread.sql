@@ -98,6 +98,16 @@ $$;
 
 comment on function pycontext._time_at(bigint) is 'Private. The time that a seq made of a time stands for.';
 
+-- Whether a text is a place in a thread: of an adopted chat in order of time it has 19 digits.
+create or replace function pycontext._is_seq(given text)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select coalesce(given, '') ~ '^-?[0-4]?[0-9]{1,18}$'
+$$;
+
+comment on function pycontext._is_seq(text) is 'Private. Whether a text is a place in a thread.';
+
 -- What a row of a product costs and how it is shown, found by looking at all of it.
 create or replace function pycontext._row_facts(
     content jsonb, tool_calls jsonb, role text, name text, tool_call_id text, is_orphan boolean, image_tokens integer,

@@ -114,6 +114,16 @@ as $$
     select coalesce(array_agg(w order by w.ordinal), '{}') from pycontext.working_window(chat_id, token_budget, as_of) w
 $$;
 
+-- Whether something was pruned, cut or left out for a window to fit. What a pruning pass settled is no emergency.
+create or replace function pycontext._is_degraded(chat_id text, rows pycontext.window_row[])
+returns boolean
+language sql stable
+as $$
+    select bool_or(w.section = 'omitted' or w.is_shortened and (w.seq < (
+        select c.prune_unit from pycontext.chat c where c.chat_id = _is_degraded.chat_id)) is not true)
+    from unnest(rows) w
+$$;
+
 create or replace function pycontext._strict_roles(chat_id text)
 returns boolean
 language sql stable

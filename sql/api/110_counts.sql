@@ -93,7 +93,7 @@ declare
 begin
     if coalesce(jsonb_typeof(counts), 'null') <> 'array' or exists (
         select from jsonb_array_elements(counts) e
-        where coalesce(e.value ->> 'seq', '') !~ '^-?[0-4]?[0-9]{1,18}$' or coalesce(e.value ->> 'tokens', '') !~ '^[0-9]{1,9}$'
+        where not pycontext._is_seq(e.value ->> 'seq') or coalesce(e.value ->> 'tokens', '') !~ '^[0-9]{1,9}$'
             or coalesce(e.value ->> 'line_no', '0') !~ '^[0-9]{1,4}$') then
         perform pycontext._raise('PCX02', 'counts must be an array of {"seq", "tokens"}', left(counts::text, 200),
             'pass what uncounted_messages returned, counted');

@@ -62,7 +62,8 @@ as $$
     order by q.seq desc limit 1
 $$;
 
-comment on function pycontext._reply_to(text, bigint, text, bigint) is 'The reply to a request: by its id, else by its place.';
+comment on function pycontext._reply_to(text, bigint, text, bigint) is
+    'Private. The reply to a request: by its id, else by its place.';
 
 -- The whole start of a turn in one round trip: get-or-create the chat, append the user's message, read the window.
 -- message null resumes the turn as it stands; one that others came after is read as of then. memory, context and what is recalled
@@ -196,9 +197,7 @@ begin
     r.messages := case format when 'all'
         then jsonb_build_object('openai', v_openai, 'anthropic', v_anthropic, 'responses', v_responses)
         else coalesce(v_openai, v_anthropic, v_responses) end;
-    -- what a pruning pass settled is no emergency
-    select 3 + coalesce(sum(w.tokens), 0), bool_or(w.section = 'omitted' or w.is_shortened and (w.seq < (
-            select c.prune_unit from pycontext.chat c where c.chat_id = start_turn.chat_id)) is not true), coalesce(max(w.seq), 0)
+    select 3 + coalesce(sum(w.tokens), 0), pycontext._is_degraded(chat_id, v_rows), coalesce(max(w.seq), 0)
     into r.window_tokens, r.is_degraded, r.read_seq
     from unnest(v_rows) w;
     -- what record_usage compares a provider's count with

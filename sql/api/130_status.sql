@@ -14,6 +14,7 @@ set search_path = ''
 as $$
 declare
     s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
+    v_rows pycontext.window_row[] := pycontext._window_array(chat_id, null, null);
     r pycontext.window_status_row;
 begin
     r.chat_id := s.chat_id;
@@ -21,11 +22,8 @@ begin
     r.encoding := s.encoding;
     r.token_scale := s.token_scale;
     r.token_budget := s.token_budget;
-    -- what a pruning pass settled is no emergency
-    select 3 + sum(w.tokens), bool_or(w.section = 'omitted' or w.is_shortened and (w.seq < (
-        select c.prune_unit from pycontext.chat c where c.chat_id = s.chat_id)) is not true)
-    into r.window_tokens, r.is_degraded
-    from pycontext.working_window(chat_id) w;
+    select 3 + sum(w.tokens), pycontext._is_degraded(chat_id, v_rows) into r.window_tokens, r.is_degraded
+    from unnest(v_rows) w;
     select p.trigger_tokens into r.trigger_tokens from pycontext.compaction_plan(chat_id) p;
     r.messages := case when s.source is null then s.hi_seq end;
     r.last_seq := s.hi_seq;

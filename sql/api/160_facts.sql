@@ -372,7 +372,7 @@ begin
         return;
     end if;
     for x, n in select e.value, e.ordinality from jsonb_array_elements(facts) with ordinality e loop
-        if jsonb_typeof(x) <> 'object' or coalesce(x ->> 'seq', '') !~ '^-?[0-4]?[0-9]{1,18}$'
+        if jsonb_typeof(x) <> 'object' or not pycontext._is_seq(x ->> 'seq')
             or jsonb_typeof(x -> 'content') is distinct from 'string'
             or coalesce(jsonb_typeof(x -> 'subject'), 'null') not in ('string', 'null')
             or coalesce(jsonb_typeof(x -> 'kind'), 'null') not in ('string', 'null') then
@@ -944,19 +944,26 @@ begin
 end
 $$;
 
--- What recall finds for a request, as text: a paragraph a row, with its day and where it stands.
+-- What recall finds for a request, as text: a paragraph a row, with its day and where it stands. Twin of memory_text.
 create or replace function pycontext._memory_text(chat_id text, query text, query_embedding real[])
 returns text
 language sql stable
 as $$
-    select string_agg(case
-        when r.kind = 'fact' then format('[%s] %s', p.place, r.content)
-        when r.beside is null then format('[%s %s] %s', p.place, r.role, r.content)
-        when r.role = 'user' then format(E'[%s user] %s\n[#%s assistant] %s', p.place, r.content, r.beside_seq, r.beside)
-        else format(E'[#%s user] %s\n[%s %s] %s', r.beside_seq, r.beside, p.place, r.role, r.content) end,
+    select string_agg(case when r.kind = 'fact' then format('[%s] %s', p.place, r.content) else q.said end,
         E'\n\n' order by r.ordinality)
     from pycontext.recall(chat_id, query, query_embedding) with ordinality r
     cross join lateral (select format('%s #%s', to_char(r.stated_at, 'YYYY-MM-DD'), r.seq) as place) p
+    cross join lateral (
+        select string_agg(format('[%s %s] %s', t.place, t.role, t.content), E'\n' order by t.seq) as said
+        from (
+            select r.seq, p.place, r.role, r.content
+            union all
+            select r.beside_seq, '#' || r.beside_seq, case r.role when 'user' then 'assistant' else 'user' end, r.beside
+            where r.beside_seq is not null
+            union all
+            select (a.value ->> 'seq')::bigint, '#' || (a.value ->> 'seq'), a.value ->> 'role', a.value ->> 'content'
+            from jsonb_array_elements(r.also) a) t) q
 $$;
 
-comment on function pycontext._memory_text(text, text, real[]) is 'What recall finds for a query, as text for a memory block.';
+comment on function pycontext._memory_text(text, text, real[]) is
+    'Private. What recall finds for a query, as text for a memory block.';

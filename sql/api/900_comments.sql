@@ -581,6 +581,7 @@ begin
             ('_grid_budget', 'The budget that grids of borders are parts of.'),
             ('_waiting_then', 'How many calls waited for a result at the time of a replay.'),
             ('_pins_of', 'The pins of a read, in a replay those of then.'),
+            ('_is_degraded', 'Whether something was pruned, cut or left out for a window to fit, beside what a pass settled.'),
             ('_late_rows', 'Results that came late, of units that are left out.'),
             ('_marker_end', 'The newest row that a marker before a border names.'),
             ('_rendered_rows', 'Rows of whole units as they are sent, verbatim or pruned.'),

@@ -253,7 +253,7 @@ begin
             'pass what unembedded returned, embedded: [{"seq": …, "fact_id": …, "part_no": …, "from_char": …, "embedding": […]}]');
     end if;
     for x in select e.value from jsonb_array_elements(embeddings) e loop
-        if coalesce(x ->> 'seq', '') !~ '^-?[0-4]?[0-9]{1,18}$' or coalesce(x ->> 'part_no', '0') !~ '^[0-9]{1,6}$'
+        if not pycontext._is_seq(x ->> 'seq') or coalesce(x ->> 'part_no', '0') !~ '^[0-9]{1,6}$'
             or coalesce(x ->> 'from_char', '1') !~ '^[0-9]{1,9}$' or jsonb_typeof(x -> 'embedding') is distinct from 'array'
             or jsonb_path_exists(x, '$.embedding[*] ? (@.type() != "number")') then
             perform pycontext._raise('PCX02', 'an embedding needs the seq it is of and an array of numbers', left(x::text, 200),

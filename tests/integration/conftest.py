@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import pytest
+from llm_server import LLMServer
 from pooler import PROGRAM, Pooler, serve
 
 import pycontext
@@ -24,6 +25,13 @@ from pycontext.tools import AsyncTools
 T = TypeVar("T")
 Fill = Callable[..., list[pycontext.Message]]
 Bring = Callable[..., AbstractContextManager[tuple[Any, Any]]]
+
+
+@pytest.fixture
+def llm() -> Iterator[LLMServer]:
+    """A server that speaks OpenAI's protocol, with faults where they are asked for."""
+    with LLMServer() as running:
+        yield running
 
 
 @dataclass

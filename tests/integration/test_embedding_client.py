@@ -22,14 +22,8 @@ Connection = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def server() -> Iterator[LLMServer]:
-    with LLMServer() as found:
-        yield found
-
-
-@pytest.fixture
-def embedder(server: LLMServer) -> OpenAIEmbedder:
-    return OpenAIEmbedder("tiny", base_url=server.url, timeout=2, max_retries=1)
+def embedder(llm: LLMServer) -> OpenAIEmbedder:
+    return OpenAIEmbedder("tiny", base_url=llm.url, timeout=2, max_retries=1)
 
 
 @pytest.fixture
@@ -55,18 +49,18 @@ def tell(database: pycontext.Database) -> None:
 
 
 def test_a_chat_is_embedded_once_and_recalled_by_meaning(
-    database: pycontext.Database, server: LLMServer
+    database: pycontext.Database, llm: LLMServer
 ) -> None:
     tell(database)
     database.remember("a", "a cat is called Tom")
     assert database.embed("a") == 5
     assert database.embed("a") == 0
-    sent = [text for request in server.requests for text in request["input"]]
+    sent = [text for request in llm.requests for text in request["input"]]
     assert sorted(sent) == sorted(
         ["a cat is called Tom", "my cat sleeps", "let it", "the boat leaks", "mend it"]
     )
     rows = database.recall("b", "feline cat?")
-    assert server.requests[-1]["input"] == ["feline cat?"]
+    assert llm.requests[-1]["input"] == ["feline cat?"]
     assert {row.content for row in rows[:2]} == {"my cat sleeps", "a cat is called Tom"}
     (said,) = [row for row in rows if row.content == "my cat sleeps"]
     assert (said.beside_seq, said.beside) == (2, "let it")
@@ -91,10 +85,10 @@ def test_what_stands_around_what_is_recalled_is_told_in_order(database: pycontex
     ]
 
 
-def test_prefixes_input_types_and_batches(server: LLMServer) -> None:
+def test_prefixes_input_types_and_batches(llm: LLMServer) -> None:
     model = OpenAIEmbedder(
         "e5",
-        base_url=server.url,
+        base_url=llm.url,
         query_prefix="query: ",
         passage_prefix="passage: ",
         input_types=("query", "document"),
@@ -102,13 +96,13 @@ def test_prefixes_input_types_and_batches(server: LLMServer) -> None:
     )
     found = model.embed(["cat", "boat", "dog"], is_query=False, seconds=5)
     assert [round(vector[0], 2) for vector in found] == [1.0, 0.01, 0.01], "in the order of the texts"
-    assert [request["input"] for request in server.requests] == [
+    assert [request["input"] for request in llm.requests] == [
         ["passage: cat", "passage: boat"],
         ["passage: dog"],
     ]
-    assert {request["input_type"] for request in server.requests} == {"document"}
+    assert {request["input_type"] for request in llm.requests} == {"document"}
     model.embed(["cat"], is_query=True, seconds=5)
-    assert (server.requests[-1]["input"], server.requests[-1]["input_type"]) == (["query: cat"], "query")
+    assert (llm.requests[-1]["input"], llm.requests[-1]["input_type"]) == (["query: cat"], "query")
 
 
 @pytest.mark.parametrize(
@@ -125,39 +119,39 @@ def test_prefixes_input_types_and_batches(server: LLMServer) -> None:
 )
 def test_a_fault_is_no_answer_and_recall_goes_by_words(
     database: pycontext.Database,
-    server: LLMServer,
+    llm: LLMServer,
     fault: Any,
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tell(database)
-    server.script(fault)
+    llm.script(fault)
     started = time.monotonic()
     rows = database.recall("b", "boat")
     assert time.monotonic() - started < 6
     assert [row.content for row in rows] == ["the boat leaks"]
     assert reason in caplog.text
     assert "boat" not in caplog.text, "the log holds no content"
-    server.script(fault, fault)  # messages are tried again, a question is not
+    llm.script(fault, fault)  # messages are tried again, a question is not
     with pytest.raises(EmbedderFailed):
         database.embed("a")
-    server.clear()
+    llm.clear()
     assert database.embed("a") == 4, "and the next time it goes on"
 
 
-def test_the_client_repeats_what_failed_on_the_way(database: pycontext.Database, server: LLMServer) -> None:
+def test_the_client_repeats_what_failed_on_the_way(database: pycontext.Database, llm: LLMServer) -> None:
     tell(database)
-    server.script("503")
+    llm.script("503")
     assert database.embed("a") == 4
 
 
 def test_another_dimension_is_a_typed_error_and_changes_nothing(
-    database: pycontext.Database, server: LLMServer, db: Connection
+    database: pycontext.Database, llm: LLMServer, db: Connection
 ) -> None:
     tell(database)
     database.embed("a")
     database.append("a", "one more cat")
-    server.script(lambda request: (200, {"data": [{"index": 0, "embedding": [1.0, 2.0]}], "model": "x"}))
+    llm.script(lambda request: (200, {"data": [{"index": 0, "embedding": [1.0, 2.0]}], "model": "x"}))
     with pytest.raises(pycontext.BadEmbedding) as raised:
         database.embed("a")
     assert raised.value.hint
@@ -169,14 +163,14 @@ def test_another_dimension_is_a_typed_error_and_changes_nothing(
 def test_a_changed_model_is_refused_until_its_owner_clears_the_old_ones(
     database: pycontext.Database,
     dsn: str,
-    server: LLMServer,
+    llm: LLMServer,
     db: Connection,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Of the same dimension: nothing is mixed; after the header's statements all is embedded anew."""
     tell(database)
     database.embed("a")
-    other = OpenAIEmbedder("other", base_url=server.url, timeout=2, max_retries=1)
+    other = OpenAIEmbedder("other", base_url=llm.url, timeout=2, max_retries=1)
     with pycontext.connect(dsn, summarizer=ExtractiveSummarizer(), embedder=other) as changed:
         changed.append("a", "one more cat")
         for refused in (lambda: changed.embed("a"), lambda: changed.recall("b", "cat")):
@@ -200,13 +194,13 @@ def _flat(sql: str) -> str:
 
 
 def test_the_back_fill_goes_on_where_it_broke_off(
-    database: pycontext.Database, server: LLMServer, db: Connection
+    database: pycontext.Database, llm: LLMServer, db: Connection
 ) -> None:
     database.create_chat("long", owner="o")
     database.append("long", [{"role": "user", "content": f"message {n}"} for n in range(25)])
     kept = []
     for _ in range(3):
-        server.script("ok", "400")  # one batch comes, then none
+        llm.script("ok", "400")  # one batch comes, then none
         Worker(database).run(once=True)
         kept.append(db.execute("select count(*) from pycontext.embedding").fetchone()[0])  # type: ignore[index]
     assert kept == [10, 20, 25], "each batch is kept"
@@ -214,10 +208,10 @@ def test_the_back_fill_goes_on_where_it_broke_off(
 
 
 def test_the_worker_fills_in_what_is_missing(
-    database: pycontext.Database, db: Connection, server: LLMServer, caplog: pytest.LogCaptureFixture
+    database: pycontext.Database, db: Connection, llm: LLMServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     tell(database)
-    server.script("400", "400")
+    llm.script("400", "400")
     worker = Worker(database)
     assert worker.run(once=True).embedded == 0
     assert "nothing is embedded" in caplog.text
@@ -226,10 +220,10 @@ def test_the_worker_fills_in_what_is_missing(
 
 
 def test_a_chat_that_cannot_be_embedded_holds_up_no_other(
-    database: pycontext.Database, db: Connection, server: LLMServer, caplog: pytest.LogCaptureFixture
+    database: pycontext.Database, db: Connection, llm: LLMServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     tell(database)
-    server.script("400")
+    llm.script("400")
     worker = Worker(database)
     worker.run(once=True)
     left = db.execute("select chat_id from pycontext.chats_unembedded").fetchall()
@@ -252,12 +246,12 @@ def test_without_the_extra_everything_goes_on_by_words(
 
 
 def test_no_embedding_is_made_where_a_turn_starts_or_a_transaction_is_open(
-    database: pycontext.Database, dsn: str, embedder: OpenAIEmbedder, server: LLMServer
+    database: pycontext.Database, dsn: str, embedder: OpenAIEmbedder, llm: LLMServer
 ) -> None:
     tell(database)
     with database.turn("b", "and my cat?") as turn:
         turn.add({"role": "assistant", "content": "it sleeps"})
-    assert server.requests == []
+    assert llm.requests == []
     with (
         psycopg.connect(dsn) as connection,
         pycontext.connect(connection=connection, embedder=embedder) as own,
@@ -266,7 +260,7 @@ def test_no_embedding_is_made_where_a_turn_starts_or_a_transaction_is_open(
         assert [row.content for row in own.recall("b", "boat")] == ["the boat leaks"]
         with pytest.raises(pycontext.InTransaction):
             own.embed("a")
-    assert server.requests == []
+    assert llm.requests == []
 
 
 def test_what_was_recalled_is_told_once_and_never_stored(
@@ -313,7 +307,7 @@ def test_an_embedder_of_ones_own(dsn: str, db: Connection) -> None:
         assert database.embed("a") == 4
 
 
-def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, server: LLMServer, dsn: str) -> None:
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, llm: LLMServer, dsn: str) -> None:
     for name in ("MODEL", "BASE_URL", "PREFIXES", "INPUT_TYPES"):
         monkeypatch.delenv(f"PYCONTEXT_EMBEDDING_{name}", raising=False)
     assert embeddings.from_environment() is None
@@ -323,13 +317,13 @@ def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, server: LLMSer
     ):
         database.embed("a")
     monkeypatch.setenv("PYCONTEXT_EMBEDDING_MODEL", "small")
-    monkeypatch.setenv("PYCONTEXT_EMBEDDING_BASE_URL", server.url)
+    monkeypatch.setenv("PYCONTEXT_EMBEDDING_BASE_URL", llm.url)
     monkeypatch.setenv("PYCONTEXT_EMBEDDING_PREFIXES", "query: |passage: ")
     model = embeddings.from_environment()
     assert model is not None
     model.embed(["cat"], is_query=True, seconds=5)
-    assert server.requests[-1]["model"] == "small"
-    assert server.requests[-1]["input"] == ["query: cat"]
+    assert llm.requests[-1]["model"] == "small"
+    assert llm.requests[-1]["input"] == ["query: cat"]
     monkeypatch.setenv("PYCONTEXT_EMBEDDING_PREFIXES", "query: ")
     with pytest.raises(ValueError, match="PREFIXES"):
         embeddings.from_environment()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,12 +32,6 @@ LINES = "select count(*) from pycontext.message where chat_id = %s and kind = 's
 OUTCOMES = "select outcome from pycontext.compaction_history where chat_id = %s order by pass_no"
 RETRY = "select failures, extract(epoch from retry_at - now())::float from pycontext.lease where chat_id = %s"
 ASSISTANT = {"role": "assistant", "content": "Let me see."}
-
-
-@pytest.fixture
-def llm() -> Iterator[LLMServer]:
-    with LLMServer() as server:
-        yield server
 
 
 @pytest.fixture

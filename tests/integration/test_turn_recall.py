@@ -20,23 +20,17 @@ CATS, BOATS = [1.0, 0.01, 0.1], [0.01, 1.0, 0.1]  # what the server says of them
 
 
 @pytest.fixture
-def server() -> Iterator[LLMServer]:
-    with LLMServer() as found:
-        yield found
+def embedder(llm: LLMServer) -> OpenAIEmbedder:
+    return OpenAIEmbedder("tiny", base_url=llm.url, timeout=2, max_retries=0)
 
 
 @pytest.fixture
-def embedder(server: LLMServer) -> OpenAIEmbedder:
-    return OpenAIEmbedder("tiny", base_url=server.url, timeout=2, max_retries=0)
-
-
-@pytest.fixture
-def database(dsn: str, db: Connection, embedder: OpenAIEmbedder, server: LLMServer) -> Iterator[Any]:
+def database(dsn: str, db: Connection, embedder: OpenAIEmbedder, llm: LLMServer) -> Iterator[Any]:
     db.execute(extra_sql("embeddings"))
     with pycontext.connect(dsn, embedder=embedder) as found:
         tell(found)
         found.embed("a")
-        server.clear()
+        llm.clear()
         yield found
 
 
@@ -76,14 +70,28 @@ def test_recalled_by_words_in_the_one_statement_and_the_same_at_every_step(dsn: 
     assert "memory-context" not in json.dumps(stored)
 
 
-def test_by_meaning_after_one_embedding(database: pycontext.Database, server: LLMServer) -> None:
+def test_what_stands_around_a_row_is_told_as_memory_text_tells_it(dsn: str) -> None:
+    with pycontext.connect(dsn) as memory:
+        memory.create_chat("a", owner="o")
+        for n in range(14):
+            for role, said in (("user", "the lion eats"), ("assistant", "it eats")):
+                memory.append("a", {"role": role, "content": f"{said} {n}"})
+        memory.create_chat("b", owner="o")
+        rows = memory.recall("b", "What of the lion?")
+        assert any(row.also for row in rows)
+        with memory.turn("b", "What of the lion?", recall=True) as turn:
+            told = pycontext.memory_text(rows)
+            assert blocks(turn.messages) == [f"<memory-context>\n{told}\n</memory-context>"]
+
+
+def test_by_meaning_after_one_embedding(database: pycontext.Database, llm: LLMServer) -> None:
     with database.turn("b", "cats?", recall=True) as turn:
         turn.add({"role": "assistant", "content": "what of them?"})
         assert "my cat sleeps" in blocks(turn.messages)[0]
-    assert [request["input"] for request in server.requests] == [["cats?"]]
+    assert [request["input"] for request in llm.requests] == [["cats?"]]
     with database.turn("b", [{"type": "text", "text": "a boatswain?"}], recall=True) as turn:
         assert "the boat leaks" in blocks(turn.messages)[0]
-    assert len(server.requests) == 2
+    assert len(llm.requests) == 2
 
 
 def test_an_async_turn_recalls_by_meaning(database: Any, dsn: str, embedder: OpenAIEmbedder) -> None:
@@ -102,7 +110,7 @@ def test_what_fails_leaves_the_words_and_a_line_in_the_log(
     database: pycontext.Database,
     dsn: str,
     db: Connection,
-    server: LLMServer,
+    llm: LLMServer,
     caplog: pytest.LogCaptureFixture,
     fault: str,
 ) -> None:
@@ -110,18 +118,18 @@ def test_what_fails_leaves_the_words_and_a_line_in_the_log(
     if fault == "not installed":
         db.execute("drop table pycontext.embedding cascade")
     elif fault != "another model":
-        server.script(fault)
+        llm.script(fault)
     else:  # its embeddings are longer
         data = [{"object": "embedding", "index": 0, "embedding": [1.0, 2.0, 3.0, 4.0]}]
-        server.script(lambda _: (200, {"object": "list", "model": "other", "data": data, "usage": {}}))
-    other = OpenAIEmbedder(name, base_url=server.url, timeout=2, max_retries=0)
+        llm.script(lambda _: (200, {"object": "list", "model": "other", "data": data, "usage": {}}))
+    other = OpenAIEmbedder(name, base_url=llm.url, timeout=2, max_retries=0)
     with (
         pycontext.connect(dsn, embedder=other) as memory,
         memory.turn("b", "the boat?", message_id="u1", recall=True) as turn,
     ):
         assert "the boat leaks" in blocks(turn.messages)[0]
     assert "by words alone" in caplog.text
-    assert len(server.requests) == 1
+    assert len(llm.requests) == 1
     assert len(database.thread("b")) == 1
 
 

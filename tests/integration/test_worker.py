@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -46,12 +46,6 @@ def until(what: Callable[[], Any], seconds: float = 40) -> None:
     while not what():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
-
-
-@pytest.fixture
-def llm() -> Iterator[LLMServer]:
-    with LLMServer() as server:
-        yield server
 
 
 def environment(dsn: str | None, llm: LLMServer | None = None) -> dict[str, str]:
