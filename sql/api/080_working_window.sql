@@ -687,11 +687,15 @@ begin
             s.source is not null, s.is_exact);
         v_place := v_place || cardinality(v_from);
     end if;
-    if s.mode = 'omit' and s.straddles @> s.first_unit then
+    -- a result that came late may stand behind the border, or in a head that what is left out stands before
+    if s.mode = 'omit' and (s.straddles @> s.first_unit or s.marker_to < s.head_from and s.straddles @> s.head_from) then
         s.has_open := true;
         v_extra := v_extra || array(
             select pycontext._marker_row(null, r.seq, r.seq, r.frozen_tokens, false, s.is_exact)
-            from pycontext._late_rows(s, s.first_unit) r
+            from (
+                select l.* from pycontext._late_rows(s, s.first_unit) l
+                union
+                select l.* from pycontext._late_rows(s, s.head_from) l where s.marker_to < s.head_from) r
             where (r.unit_seq between s.head_from and s.head_to or r.unit_seq = any (s.pin_units)) is not true order by r.seq);
         v_place := v_place || array_fill(cardinality(v_from), array[cardinality(v_extra) - cardinality(v_place)]);
     end if;

@@ -469,6 +469,14 @@ def test_a_late_result_of_a_unit_that_is_left_out_is_marked(begin: Begin) -> Non
 # --- roles, system prompt, active task ---
 
 
+def test_a_late_result_in_a_head_behind_what_is_left_out_is_marked(begin: Begin) -> None:
+    chat = begin(says("before it all " * 900), calls("A"), user("begin"), result("A", "it came late " * 10))
+    for n in range(12):
+        chat.append(says(f"answer {n} " * 12), user(f"question {n} " * 12))
+    for budget in range(500, 3000, 100):
+        held(chat, budget)
+
+
 def test_the_newest_request_is_never_joined_with_the_summary(begin: Begin) -> None:
     chat = begin(user("first"), profile="small-8k")
     chat.append(*[m for n in range(12) for m in (says(f"answer {n} " * 80), user(f"question {n} " * 80))])
