@@ -42,14 +42,48 @@ begin
 end
 $$;
 
--- The state of the installation over all chats: a row a finding, with what to do about it. Looks at no content, but
--- for the lines of the 100 adopted chats that changed last.
+-- The state of the installation over all chats: a row a finding, with what to do about it. Looks at no content, but in
+-- the 100 adopted chats that changed last: what those hold is not known without reading them.
 create or replace function pycontext.status()
 returns setof pycontext.finding_row
 language plpgsql stable
 set search_path = ''
 as $$
+declare
+    v_chat record;
+    v_count bigint;
+    v_tokens integer;
+    v_adopted bigint := 0;
+    v_over jsonb := '{}';
+    v_uncounted jsonb := '{}';
+    v_stale jsonb := '{}';
+    v_broken jsonb := '{}';
 begin
+    for v_chat in
+        select t.chat_id, t.line_seq from pycontext.chat t
+        where t.source is not null order by t.updated_at desc, t.chat_id limit 100
+    loop
+        v_adopted := v_adopted + 1;
+        begin  -- one broken view must not hide the rest
+            select p.window_tokens - p.token_budget into v_tokens from pycontext.compaction_plan(v_chat.chat_id) p;
+            if v_tokens > 0 then
+                v_over := v_over || jsonb_build_object(v_chat.chat_id, v_tokens);
+            end if;
+            select count(*) into v_count from pycontext.working_window(v_chat.chat_id) w
+            where w.is_estimate and w.section <> 'omitted';
+            if v_count > 0 then
+                v_uncounted := v_uncounted || jsonb_build_object(v_chat.chat_id, v_count);
+            end if;
+            if v_chat.line_seq is not null then
+                select count(*) into v_count from pycontext._stale_lines(v_chat.chat_id);
+                if v_count > 0 then
+                    v_stale := v_stale || jsonb_build_object(v_chat.chat_id, v_count);
+                end if;
+            end if;
+        exception when others then
+            v_broken := v_broken || jsonb_build_object(v_chat.chat_id, sqlerrm);
+        end;
+    end loop;
     return query
     select 'info', 'schema', format('version %s, PostgreSQL %s', pycontext.schema_version(),
         current_setting('server_version')), null::text
@@ -60,8 +94,11 @@ begin
     select 'warning', 'uncounted rows', format('%s rows in %s chats are estimated, not counted', sum(u.n), count(*)),
         'the worker counts them; or db.count_tokens(chat_id)'
     from (
-        select count(*) as n from pycontext.message m where m.encoding is null and m.gone_act is null
-        group by m.chat_id) u
+        select count(*) as n from pycontext.message m
+        where m.encoding is null and m.gone_act is null and not v_uncounted ? m.chat_id
+        group by m.chat_id
+        union all
+        select e.value::bigint from jsonb_each_text(v_uncounted) e) u
     having count(*) > 0
     union all
     select 'error', 'failed compactions', format('%s chats have a failed last pass, newest: %s', count(*),
@@ -89,18 +126,22 @@ begin
             select c.chat_id, c.live_tokens - pycontext._budget(p, c.tool_tokens, c.token_scale) as over
             from pycontext.chat c
             join pycontext.profile p on p.profile = c.profile
-            where c.source is null) t
+            where c.source is null
+            union all
+            select e.key, e.value::integer from jsonb_each_text(v_over) e) t
         where t.over > 0) o
     having count(*) > 0
     union all
-    select 'warning', 'stale lines', format('%s lines of adopted chats no longer tell what their messages say: %s', count(*),
-        string_agg(distinct t.chat_id, ', ')),
+    select 'warning', 'stale lines', format('%s lines of adopted chats no longer tell what their messages say: %s',
+        sum(e.value::bigint), string_agg(e.key, ', ')),
         'drop them, the next compaction makes them anew: select pycontext.source_changed(chat_id)'
-    from (
-        select c.chat_id
-        from pycontext.chat c
-        where c.source is not null and c.line_seq is not null order by c.updated_at desc limit 100) t
-    cross join lateral pycontext._stale_lines(t.chat_id) l
+    from jsonb_each_text(v_stale) e
+    having count(*) > 0
+    union all
+    select 'error', 'unreadable chats', format('%s adopted chats cannot be read, %s: %s', count(*), (array_agg(e.key))[1],
+        (array_agg(e.value))[1]),
+        'mend the view, or raise the budget: select * from pycontext.source; select * from pycontext.working_window(chat_id)'
+    from jsonb_each_text(v_broken) e
     having count(*) > 0
     union all
     select 'warning', 'expired leases', format('%s compactions began and never ended: %s', count(*),
@@ -112,6 +153,11 @@ begin
     union all
     select 'info', 'source', format('%s reads %s%s', s.source, s.relation, case when s.is_default
         then ', for every chat id without a row of its own' else '' end), null
-    from pycontext.source s;
+    from pycontext.source s
+    union all
+    select 'info', 'adopted chats', format('%s with a row here; looked into the %s that changed last', count(*), v_adopted), null
+    from pycontext.chat a
+    where a.source is not null
+    having count(*) > v_adopted;
 end
 $$;

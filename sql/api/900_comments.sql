@@ -477,7 +477,7 @@ comment on function pycontext.uncounted_messages(text, text, integer) is
     'PCX01.';
 comment on function pycontext.status() is
     'The state of the installation over all chats that the caller may see, a row a finding, with what to do about '
-    'it. Reads no content, but walks every chat: not for each turn.';
+    'it. Walks every chat, and reads the windows of the 100 adopted ones that changed last: not for each turn.';
 comment on function pycontext.schema_version() is 'Version of the functions that are installed.';
 
 -- Acts. They run with the installer's rights, so a writer needs none on the tables.

@@ -154,6 +154,14 @@ def test_each_finding_says_what_to_do(db: Connection, memory: pycontext.Database
         """
     )
     memory.compact("7", token_budget=3000)
+    # what an adopted chat's window holds is looked into as well
+    db.execute("select create_chat('8', source => 'post', profile => 'small-8k')")
+    db.execute(
+        "insert into public.post (ticket, who, body, at) select 8, who, body, at from public.post cross join generate_series(1, 5)"
+    )
+    assert findings()["chats over budget"][0].startswith("3 chats")
+    rows = db.execute("select count(*) from working_window('8') where section <> 'omitted'").fetchone()
+    assert f"{rows[0] + 1} rows in 2 chats" in findings()["uncounted rows"][0]  # type: ignore[index]
     db.execute("update public.post set body = 'edited by somebody' where id = 10")
     assert "7" in findings()["stale lines"][0]
     found = findings()
@@ -164,5 +172,14 @@ def test_each_finding_says_what_to_do(db: Connection, memory: pycontext.Database
     # what the hints say helps
     db.execute("select source_changed('7')")
     memory.count_tokens("d")
+    memory.count_tokens("7")
+    memory.count_tokens("8")
     assert "stale lines" not in findings()
     assert "uncounted rows" not in findings()
+    # a view that broke hides nothing else
+    db.execute(
+        "create or replace view public.posts as select ticket as chat_id, id as seq, id as message_id, who as role, "
+        "(1 / (id - id))::text as content, at as created_at from public.post"
+    )
+    assert "division by zero" in findings()["unreadable chats"][0]
+    assert "2 chats" in findings()["chats over budget"][0]
