@@ -33,8 +33,24 @@ as $$
             '|\m\d{4}-\d{1,2}-\d{1,2}\M|\m\d{1,2}[./]\d{1,2}[./]\d{2,4}\M|(?:\d{4}年)?\d{1,2}月\d{1,2}[日号]'
             '|\m\d{1,2}(?:st|nd|rd|th)?\s(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|янв|фев|мар|апр|ма[йя]|июн|июл|авг|сен|окт|ноя|дек)[a-zа-я]*'
             '|\m(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?\s\d{1,2}\M'
-            '|\m[A-Za-z]+[-_]?[A-Za-z_-]*\d[\w-]*|\m\d+[-_]?[A-Za-z][\w-]+|\m\d+(?:[.,:]\d+)*)', 'gi') m (hit)) v
+            '|\m[A-Za-z]+[-_]?[A-Za-z_-]*\d[\w-]*|\m\d+[-_]?[A-Za-z][\w-]*|\m\d+(?:[.,:]\d+)*)', 'gi') m (hit)) v
     where length(v.value) between 2 and 300 and v.value ~ '[[:alnum:]]'
+$$;
+
+-- The words by which a fact that names a value is found: its longest run with a digit, which stands the same in every
+-- text; of a value without digits, what the parser of texts may have made of it; of others, such as 2.0.1, '': any fact may.
+create or replace function pycontext._value_terms(value text)
+returns text[]
+language sql immutable parallel safe
+as $$
+    select case when value ~ '[0-9]' then array[coalesce((
+        select r.run[1] from regexp_matches(replace(lower(value), 'ё', 'е'), '[a-zа-я0-9]*[0-9][a-zа-я0-9]*', 'g') r (run)
+        where length(r.run[1]) between 2 and 100 order by length(r.run[1]) desc limit 1), '')]
+    else (
+        select array_agg(w.word) filter (where w.word !~ '^[[:alnum:]]+$')
+            || (array_agg(w.word order by length(w.word) desc, w.word) filter (where w.word ~ '^[[:alnum:]]+$'))[1]
+        from unnest(tsvector_to_array(pycontext._words(value)
+            || pycontext._words(translate(value, './\_-@:?=&', '          ')))) w (word)) end
 $$;
 
 -- Exact values in the words of users and assistants and in arguments of calls, of the messages this line covers (those
@@ -43,6 +59,7 @@ create or replace function pycontext.lost_values(chat_id text, summary_id text, 
 returns setof pycontext.lost_value_row
 language plpgsql stable
 set search_path = ''
+set enable_mergejoin = off
 as $$
 declare
     l pycontext.message;
@@ -51,15 +68,15 @@ declare
     v_named text;
     v_values text[];
 begin
-    select t.* into c from pycontext.chat t where t.chat_id = lost_values.chat_id;
+    select t.* into l from pycontext.message t
+    where t.chat_id = lost_values.chat_id and t.message_id = summary_id and t.origin = 'compaction';
     if not found then
-        perform pycontext._no_such_chat(chat_id);
-    end if;
-    select t.* into l from pycontext.message t where t.chat_id = c.chat_id and t.message_id = summary_id and t.origin = 'compaction';
-    if not found then
+        -- an adopted chat has no row of ours before its first line
+        perform pycontext._chat_state(chat_id, null, null);
         perform pycontext._raise('PCX02', 'no such summary', format('summary_id is %L', summary_id),
             'see: select summary_id from pycontext.compaction_history');
     end if;
+    select t.* into c from pycontext.chat t where t.chat_id = l.chat_id;
     select r.message_id into v_after
     from pycontext._thread_rows(c.chat_id, c.source, array[l.seq], array[l.seq], null, 1, true) r;
     if v_after is null then
@@ -68,20 +85,40 @@ begin
     -- paths that are listed together are told one by one
     select lower(concat_ws(E'\n', l.content #>> '{}', (
         select string_agg(m.hit[1] || n.name, E'\n')
-        from regexp_matches(l.content #>> '{}', '(\S*[/=])\{([^{}\n]+)\}', 'g') m (hit), regexp_split_to_table(m.hit[2], ', ') n (name)), (
-        select string_agg((f.fact).content, E'\n') from pycontext._facts(c.chat_id, c.tenant, c.owner) f))) into v_named;
+        from regexp_matches(l.content #>> '{}', '(\S*[/=])\{([^{}\n]+)\}', 'g') m (hit),
+            regexp_split_to_table(m.hit[2], ', ') n (name)))) into v_named;
     v_values := array(select lower(v.value) from regexp_split_to_table(v_named, '\n') n (line), pycontext._exact_values(n.line) v);
     return query
-    select q.seq, q.message_id, q.role, q.kind, q.value
-    from (
-        select distinct on (lower(v.value)) s.seq, s.message_id, s.role, v.kind, v.value
+    with said as (
+        select distinct on (lower(v.value)) s.seq, s.message_id, s.role, v.kind, v.value, lower(v.value) as plain
         from pycontext.compaction_source(lost_values.chat_id, v_after) s
         cross join lateral pycontext._exact_values(pycontext._mask(concat_ws(E'\n', s.text, (
             select string_agg(e.value #>> '{function,arguments}', E'\n')
             from jsonb_array_elements(coalesce(s.tool_calls, '[]')) e)))) v
         where s.kind = 'message' and s.role in ('user', 'assistant') and not s.is_head and not s.is_request
-        order by lower(v.value), s.seq desc) q
-    where lower(q.value) <> all (v_values) and (length(q.value) < 6 or strpos(v_named, lower(q.value)) = 0)
+        order by lower(v.value), s.seq desc
+    ), unnamed as materialized (
+        select q.* from said q
+        where q.plain <> all (v_values) and (length(q.plain) < 6 or strpos(v_named, q.plain) = 0)
+    ), term as materialized (
+        select u.plain, t.term from unnamed u cross join lateral unnest(pycontext._value_terms(u.plain)) t (term)
+    ), told as materialized (
+        -- by words: an owner may have any number of facts, and each is looked at once
+        select t.plain, f.content
+        from (
+            select lower(x.content) as content, array_append(tsvector_to_array(x.words), '') as terms
+            from pycontext.fact x
+            where x.gone_at is null and (c.owner is null and x.chat_id = c.chat_id or x.tenant = c.tenant and x.owner = c.owner)
+            offset 0) f
+        cross join lateral unnest(f.terms) w (term)
+        join term t on t.term = w.term and strpos(f.content, t.plain) > 0
+    )
+    select q.seq, q.message_id, q.role, q.kind, q.value
+    from unnamed q
+    where not exists (
+        select from told t
+        where t.plain = q.plain
+            and (length(q.plain) > 5 or q.plain in (select lower(x.value) from pycontext._exact_values(t.content) x)))
     order by q.seq, q.value
     limit max_rows;
 end

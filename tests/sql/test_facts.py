@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import psycopg
@@ -626,3 +627,54 @@ def test_lost_values_are_those_nobody_names(db: Connection) -> None:
     with pytest.raises(psycopg.Error) as raised:
         db.execute("select pycontext.lost_values('a', 'nothing')")
     assert raised.value.sqlstate == "PCX02"
+
+
+def test_a_fact_names_a_value_wherever_it_stands(db: Connection) -> None:
+    """The facts of all the owner's chats count; a longer number that holds a value does not name it."""
+    named = (
+        "QX-4471",
+        "2.0.1",
+        "a.b@example.com",
+        "https://x.example/p/q",
+        "src/app/main.py",
+        "setup.py",
+        "7 feb",
+        "3月5日",
+        "Ёж-77",
+        "68k",
+    )
+    lost = ("QX-447", "1234567", "other.py")
+    say(db, "a", "hello", "hi", " ; ".join((*named, *lost)), "well", "newest", "ok", owner="o")
+    say(db, "b", owner="o")
+    ids = [row[0] for row in db.execute("select message_id from pycontext.message order by seq")]
+    line = cover(db, "a", ids[4], "They spoke.")
+    for value in named:
+        db.execute("select pycontext.remember('b', %s)", (f"it is said, ({value.upper()}): yes",))
+    db.execute("select pycontext.remember('b', 'QX-44712, 912345678, another.py')")
+    found = db.execute("select value from pycontext.lost_values('a', %s)", (line,)).fetchall()
+    assert sorted(row[0] for row in found) == sorted(lost)
+
+
+def test_facts_by_the_thousand_do_not_make_a_summary_slow(db: Connection) -> None:
+    say(db, "a", *(f"order QX-{n}" for n in range(40)), owner="o")
+    ids = [row[0] for row in db.execute("select message_id from pycontext.message order by seq")]
+    line = cover(db, "a", ids[30], "Orders.")
+
+    def seconds() -> float:
+        took = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            db.execute("select count(*) from pycontext.lost_values('a', %s)", (line,))
+            took.append(time.perf_counter() - begun)
+        return min(took)
+
+    before = seconds()
+    db.execute(
+        """
+        insert into pycontext.fact
+            (chat_id, fact_id, owner, seq, role, source, content, words, digest, stated_at)
+        select 'a', g, 'o', 1, 'user', 'flush', b.body, pycontext._words(b.body), '', now()
+        from generate_series(1, 4000) g, format('order %s of %s', g, g * 7) b (body)
+        """
+    )
+    assert seconds() < before + 0.25

@@ -304,3 +304,13 @@ def test_findings_and_views(posts: Connection) -> None:
         "select seq, origin, text, is_newest from summary_line where chat_id = 'big'"
     ).fetchall()
     assert lines == [(30, "reset", "again", True)]
+
+
+def test_a_chat_without_a_line_has_no_summary_to_ask_about(posts: Connection) -> None:
+    store(posts, "a", [user("order QX-4471"), assistant("yes")])
+    for chat, state in (("a", "PCX02"), ("native:a", "PCX02"), ("nobody", "PCX01")):
+        if chat == "nobody":
+            posts.execute("select forget_source('posts')")
+        with pytest.raises(psycopg.Error) as raised:
+            posts.execute("select lost_values(%s, 'sum_none')", (chat,))
+        assert raised.value.sqlstate == state, raised.value
