@@ -128,7 +128,14 @@ def _element(fields: dict[str, Any]) -> Element:
 
 
 def _call(call: Any) -> Any:
-    """Arguments given as an object become text here, in the caller's key order: jsonb would change it."""
+    """Arguments given as an object become text here, in the caller's key order: jsonb would change it.
+
+    A custom tool's call is kept as a function's, its input as arguments.
+    """
+    custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
+    if isinstance(custom, dict):
+        function = {"name": custom.get("name"), "arguments": custom.get("input")}
+        return {**{key: value for key, value in call.items() if key != "custom"}, "function": function}
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
         return call

@@ -33,10 +33,13 @@ from pycontext.working_window(
 order by w.ordinal;
 
 -- name: window_items
-select w.role, w.content, w.tool_calls, w.tool_call_id, w.is_shortened or w.is_escaped as is_changed, o.items
+select w.role, coalesce(o.content, w.content) as content, w.tool_calls, w.tool_call_id,
+    w.is_shortened or w.is_escaped as is_changed, o.items
 from pycontext.working_window(chat_id => %(chat_id)s::text, token_budget => %(token_budget)s::integer) w
 left join lateral (
-    select t.metadata -> 'items' as items
+    select t.metadata -> 'items' as items,
+        -- what is blank is sent as (empty)
+        case when w.role = t.role and w.role <> 'assistant' and w.content = '"(empty)"' then t.content end as content
     from pycontext.message_original(chat_id => %(chat_id)s::text, seq => w.seq) t
     where t.kind = 'message' and w.kind = 'message' and w.message_id = t.message_id) o on true
 -- a stand-in for a result that is not there yet was never an item

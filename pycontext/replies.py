@@ -6,7 +6,6 @@ the objects of their libraries.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from pycontext import items, messages
 from pycontext.errors import BadMessage, UnknownMessageType
 from pycontext.messages import Element
 
-_ITEM = re.compile(r"reasoning|compaction|\w+_call|\w+_call_output|mcp_\w+")
 _OWN = ("role", "message_id", "created_at", "metadata")
 _USES = frozenset({"tool_use", "tool_result"})
 _PARSED = frozenset({"parsed", "parsed_arguments", "parsed_output"})
@@ -112,7 +110,7 @@ def _is_item(fields: Mapping[str, Any]) -> bool:
     kind = fields.get("type")
     if kind == "message":
         return "role" in fields and not _is_anthropic(fields)
-    return isinstance(kind, str) and "role" not in fields and _ITEM.fullmatch(kind) is not None
+    return items.is_item(fields)
 
 
 def _is_anthropic(fields: Mapping[str, Any]) -> bool:

@@ -37,8 +37,8 @@ _MAX_PIECE = 65_536
 
 _FENCE = re.compile(r"<[\\/\s]*(memory-context|chat-summary|turn-context|system-note)", re.IGNORECASE)
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
-_IMAGE_TYPES = frozenset({"image_url", "image", "input_image"})
-_REASONING_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_IMAGE_TYPES = frozenset({"image_url", "image", "input_image", "image_generation_call"})
+_REASONING_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning", "compaction"})
 _FILE_TYPES = frozenset({"file", "input_file", "input_audio"})
 
 _lock = threading.Lock()

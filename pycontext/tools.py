@@ -303,9 +303,9 @@ def _part(part: Any) -> str:
         return part
     if isinstance(part, dict):
         kind = part.get("type")
-        if kind in ("image_url", "image", "input_image"):
+        if kind in ("image_url", "image", "input_image", "image_generation_call"):
             return "[image]"
-        if kind in ("thinking", "redacted_thinking", "reasoning"):
+        if kind in ("thinking", "redacted_thinking", "reasoning", "compaction"):
             return ""
         if isinstance(part.get("text"), str):
             return str(part["text"])

@@ -155,8 +155,10 @@ def _openai_calls(calls: object, place: str) -> set[str]:
         _need(isinstance(call, Mapping), at, "a call must be an object")
         _need(isinstance(call.get("id"), str) and call["id"] != "", at, "a call needs an id", call)
         _need(call["id"] not in ids, at, "two calls share an id", call["id"])
-        _need(call.get("type") == "function", at, "type must be function", call.get("type"))
-        function = call.get("function")
+        kind = call.get("type")
+        _need(kind in ("function", "custom"), at, "type must be function or custom", kind)
+        _keys(call, at, {"id", "type", kind})
+        function = call[kind]
         _need(isinstance(function, Mapping), at, "function must be an object")
         assert isinstance(function, Mapping)
         _need(
@@ -166,7 +168,8 @@ def _openai_calls(calls: object, place: str) -> set[str]:
             "name of the function",
             function.get("name"),
         )
-        _need(isinstance(function.get("arguments"), str), at, "arguments must be a string")
+        text = function.get("arguments" if kind == "function" else "input")
+        _need(isinstance(text, str), at, "arguments must be a string")
         ids.add(call["id"])
     return ids
 
@@ -194,23 +197,39 @@ def openai_responses(items: Sequence[JSON]) -> None:
     )
     last = items[-1]
     _need(
-        kinds[-1] == "function_call_output" or (kinds[-1] == "message" and last.get("role") == "user"),
+        kinds[-1] in _CALLS or (kinds[-1] == "message" and last.get("role") == "user"),
         "input",
         "must end on a user message or a result",
         last,
     )
-    calling: set[str] = set()  # calls of the group that is being read
+    calling: dict[str, str] = {}  # calls of the group that is being read, each with its type
     called: set[str] = set()  # all so far: an output is found by its call_id alone
     answering = False
     for number, (kind, item) in enumerate(zip(kinds, items, strict=True)):
         place = f"input[{number}]"
-        if kind == "function_call":
+        if kind in ("tool_search_call", "tool_search_output") and item.get("call_id") is None:
+            continue  # the API searched by itself
+        if kind in _CALLS.values():
             _need(
                 not (answering and calling), place, "calls without results before this call", sorted(calling)
             )
             answering = False
-            _keys(item, place, {"type", "call_id", "name", "arguments"}, {"id", "status"})
-            _call_id(item["call_id"], place)
+            call_id = item["id" if kind == "mcp_approval_request" else "call_id"]
+            _call_id(call_id, place)
+            _need(call_id not in called, place, "two calls share an id", call_id)
+            calling[call_id] = kind
+            called.add(call_id)
+            if kind not in ("function_call", "custom_tool_call"):
+                _need(bool(item.keys() & _ASKED[kind]), place, "a call that asks for nothing", item)
+                _need(kind not in _NEEDS_ID or bool(item.get("id")), place, "needs its id", item)
+                continue
+            text = "arguments" if kind == "function_call" else "input"
+            _keys(
+                item,
+                place,
+                {"type", "call_id", "name", text},
+                {"id", "status", "caller", "namespace", "async"},
+            )
             _need(
                 isinstance(item["name"], str)
                 and re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", item["name"]) is not None,
@@ -218,21 +237,29 @@ def openai_responses(items: Sequence[JSON]) -> None:
                 "name of the function",
                 item["name"],
             )
-            _need(isinstance(item["arguments"], str), place, "arguments must be a string")
-            _need(item["call_id"] not in called, place, "two calls share an id", item["call_id"])
-            calling.add(item["call_id"])
-            called.add(item["call_id"])
-        elif kind == "function_call_output":
-            _keys(item, place, {"type", "call_id", "output"}, {"id", "status"})
-            _call_id(item["call_id"], place)
-            _need(item["call_id"] in calling, place, "no call for this result", item["call_id"])
-            calling.discard(item["call_id"])
+            _need(isinstance(item[text], str), place, "arguments must be a string")
+        elif kind in _CALLS:
+            key = {"local_shell_call_output": "id", "mcp_approval_response": "approval_request_id"}.get(
+                kind, "call_id"
+            )
+            call_id = item[key]
+            _call_id(call_id, place)
+            _need(calling.get(call_id) == _CALLS[kind], place, "no call for this result", call_id)
+            del calling[call_id]
             answering = True
-            _responses_content(item["output"], "user", place)
+            _responses_output(item, kind, place)
         else:
-            _need(not calling, place, "calls without results before this item", sorted(calling))
+            _need(
+                not (answering and calling), place, "calls without results before this item", sorted(calling)
+            )
             answering = False
             if kind == "message":
+                _need(
+                    not calling or item.get("role") == "assistant",
+                    place,
+                    "calls without results before",
+                    item,
+                )
                 _responses_message(item, place)
             elif kind == "reasoning":
                 _keys(
@@ -248,14 +275,66 @@ def openai_responses(items: Sequence[JSON]) -> None:
                     place,
                     "reasoning without the item that must follow it",
                 )
-            else:
-                _need(kind in _BUILT_IN, place, "unknown type", kind)
+            elif kind in _HOSTED:
                 _need(isinstance(item.get("id"), str), place, "needs its id", item)
+            else:
+                _need(kind in _OTHER, place, "unknown type", kind)
     _need(not calling, "input", "calls without results at the end", sorted(calling))
 
 
-_BUILT_IN = {"web_search_call", "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools"}
-_AFTER_REASONING = _BUILT_IN | {"function_call", "reasoning"}
+_CALLS = {
+    "function_call_output": "function_call",
+    "custom_tool_call_output": "custom_tool_call",
+    "shell_call_output": "shell_call",
+    "local_shell_call_output": "local_shell_call",
+    "apply_patch_call_output": "apply_patch_call",
+    "computer_call_output": "computer_call",
+    "tool_search_output": "tool_search_call",
+    "mcp_approval_response": "mcp_approval_request",
+}
+_ASKED = {
+    "shell_call": {"action"},
+    "local_shell_call": {"action"},
+    "apply_patch_call": {"operation"},
+    "computer_call": {"action", "actions"},
+    "tool_search_call": {"arguments"},
+    "mcp_approval_request": {"arguments"},
+}
+_NEEDS_ID = ("local_shell_call", "computer_call")
+_HOSTED = {
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_call",
+    "mcp_list_tools",
+    "program",
+    "program_output",
+    "item_reference",
+}
+_OTHER = {"additional_tools", "configuration_update", "compaction"}
+_AFTER_REASONING = _HOSTED | set(_CALLS.values()) | {"reasoning"}
+
+
+def _responses_output(item: JSON, kind: str, place: str) -> None:
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        _keys(item, place, {"type", "call_id", "output"}, {"id", "status", "caller"})
+        _responses_content(item["output"], "user", place)
+    elif kind in ("apply_patch_call_output", "local_shell_call_output"):
+        _text(item["output"], place)
+    elif kind == "shell_call_output":
+        _need(len(item["output"]) > 0, place, "empty result", item)
+        for run in item["output"]:
+            _keys(run, place, {"stdout", "stderr", "outcome"})
+    elif kind == "computer_call_output":
+        output = item["output"]
+        _need(output.get("type") == "computer_screenshot", place, "no screenshot", output)
+        if output.get("file_id") is None:
+            _image_url(output.get("image_url"), place)
+    elif kind == "tool_search_output":
+        _need(isinstance(item.get("tools"), list), place, "tools must be a list", item)
+    else:
+        _need(isinstance(item.get("approve"), bool), place, "approve must be true or false", item)
 
 
 def _call_id(value: object, place: str) -> None:

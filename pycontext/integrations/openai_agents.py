@@ -13,7 +13,7 @@ from agents.memory import SessionSettings
 from pycontext import operations
 from pycontext.async_chat import AsyncDatabase
 from pycontext.errors import NoSuchChat
-from pycontext.items import KEY, to_items, to_messages
+from pycontext.items import KEY, to_items, to_messages, window_items
 from pycontext.messages import Id, identity
 from pycontext.rows import ThreadRow
 
@@ -77,7 +77,7 @@ class ChatSession:
             rows = await self._db._run(operations.window_items(self.session_id, self._token_budget))
         except NoSuchChat:
             return []
-        found: list[Any] = [item for row in rows for item in to_items(row)]
+        found: list[Any] = list(window_items(rows))
         return found if limit is None else found[-limit:]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:

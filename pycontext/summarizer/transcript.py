@@ -15,7 +15,9 @@ from pycontext.summarizer.wording import without_thinking
 from pycontext.summary import Count, SourceMessage, tidy
 
 _BASE64 = re.compile(r"(?:data:[\w/+.-]{1,60};base64,)?(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{400,}={0,2}")
-_REASONING_PART = re.compile(r"^\s*\{\s*\"type\"\s*:\s*\"(?:thinking|redacted_thinking|reasoning)\"")
+_REASONING_PART = re.compile(
+    r"^\s*\{\s*\"type\"\s*:\s*\"(?:thinking|redacted_thinking|reasoning|compaction)\""
+)
 _MIN_PIECE = 256
 _SHORT = 80
 ATTACHED = re.compile(r"^\{(?=.*\"type\": ?\").*\}$", re.MULTILINE)

@@ -23,8 +23,8 @@ as $$
     select case
         when jsonb_typeof(part) = 'string' then 'text'
         when part ->> 'type' in ('text', 'input_text', 'output_text') then 'text'
-        when part ->> 'type' in ('image_url', 'image', 'input_image') then 'image'
-        when part ->> 'type' in ('thinking', 'redacted_thinking', 'reasoning') then 'reasoning'
+        when part ->> 'type' in ('image_url', 'image', 'input_image', 'image_generation_call') then 'image'
+        when part ->> 'type' in ('thinking', 'redacted_thinking', 'reasoning', 'compaction') then 'reasoning'
         when part ->> 'type' in ('file', 'input_file', 'input_audio')
             or part ->> 'type' = 'document' and part #>> '{source,type}' in ('base64', 'url', 'file') then 'file'
         else 'other'
@@ -204,7 +204,8 @@ begin
             select array_agg(t.piece order by e.ordinality, t.n)
             from jsonb_array_elements(tool_calls) with ordinality e
             cross join lateral (values
-                (1, e.value #>> '{function,name}'), (2, e.value #>> '{function,arguments}')) t (n, piece));
+                (1, coalesce(e.value #>> '{function,name}', e.value #>> '{custom,name}')),
+                (2, coalesce(e.value #>> '{function,arguments}', e.value #>> '{custom,input}'))) t (n, piece));
     end if;
     if name is not null then
         overhead := overhead + 1;

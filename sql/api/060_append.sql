@@ -39,7 +39,7 @@ begin
             perform pycontext._raise('PCX02', 'only an assistant message has tool calls', v_at, 'check the role');
         end if;
         for v_call in select e.value from jsonb_array_elements(m -> 'tool_calls') e loop
-            if coalesce(v_call ->> 'id', '') = '' or coalesce(v_call #>> '{function,name}', '') = ''
+            if coalesce(v_call ->> 'id', '') = '' or coalesce(v_call #>> '{function,name}', v_call #>> '{custom,name}', '') = ''
                 or coalesce(jsonb_typeof(v_call #> '{function,arguments}'), 'null') not in ('string', 'object', 'null') then
                 perform pycontext._raise('PCX02', 'a tool call needs id, function.name and arguments as text',
                     format('call %s in %s', left(v_call::text, 120), v_at), 'pass the call as the provider returned it');
@@ -76,12 +76,15 @@ exception when others then
 end
 $$;
 
--- Arguments are a string for ever; an object (from a caller who parsed them) becomes its text.
+-- Arguments are a string for ever; an object (from a caller who parsed them) becomes its text. A custom tool's call is kept as
+-- a function's, its input as arguments.
 create or replace function pycontext._clean_calls(tool_calls jsonb)
 returns jsonb
 language sql immutable parallel safe
 as $$
     select jsonb_agg(case when jsonb_typeof(e.value #> '{function,arguments}') = 'string' then e.value
+        when e.value ? 'custom' then (e.value - 'custom') || jsonb_build_object('function', jsonb_build_object(
+            'name', e.value #>> '{custom,name}', 'arguments', coalesce(e.value #>> '{custom,input}', '')))
         else jsonb_set(e.value, '{function,arguments}', to_jsonb(coalesce(e.value #>> '{function,arguments}', '{}'))) end
         order by e.ordinality)
     from jsonb_array_elements(tool_calls) with ordinality e

@@ -58,6 +58,20 @@ begin
 end
 $$;
 
+-- Calls as chat completions take them. Those of the Responses API's own tools are told as functions' of that name.
+create or replace function pycontext._openai_calls(tool_calls jsonb)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item))' then (
+        select jsonb_agg(case when c.value ->> 'type' = 'custom'
+            then jsonb_build_object('id', c.value -> 'id', 'type', 'custom', 'custom', jsonb_build_object(
+                'name', c.value #> '{function,name}', 'input', c.value #> '{function,arguments}'))
+            else (c.value - 'item') || '{"type": "function"}' end order by c.ordinality)
+        from jsonb_array_elements(tool_calls) with ordinality c)
+    else tool_calls end
+$$;
+
 -- Rows of a window as OpenAI chat completions.
 create or replace function pycontext._openai_of(rows pycontext.window_row[], memory text, strict_roles boolean)
 returns jsonb
@@ -77,12 +91,8 @@ begin
             case when w.role in ('system', 'developer') and w.section <> 'system' and strict_roles then
                 jsonb_build_object('role', 'user', 'content',
                     pycontext._fenced('system-note', pycontext._content_text(w.content)))
-            else jsonb_strip_nulls(jsonb_build_object('role', w.role, 'tool_calls',
-                    case when w.tool_calls @? '$[*] ? (!exists (@.type))' then (
-                        select jsonb_agg('{"type": "function"}'::jsonb || c.value order by c.ordinality)
-                        from jsonb_array_elements(w.tool_calls) with ordinality c)
-                    else w.tool_calls end, 'tool_call_id', w.tool_call_id,
-                    'name', regexp_replace(w.name, '[\s<|\\/>]+', '_', 'g')))
+            else jsonb_strip_nulls(jsonb_build_object('role', w.role, 'tool_calls', pycontext._openai_calls(w.tool_calls),
+                    'tool_call_id', w.tool_call_id, 'name', regexp_replace(w.name, '[\s<|\\/>]+', '_', 'g')))
                 || jsonb_build_object('content', pycontext._openai_content(w.content, w.role, w.tool_calls is not null))
             end as message
         from unnest(rows) w
@@ -122,6 +132,32 @@ as $$
     select bool_or(w.section = 'omitted' or w.is_shortened and (w.seq < (
         select c.prune_unit from pycontext.chat c where c.chat_id = _is_degraded.chat_id)) is not true)
     from unnest(rows) w
+$$;
+
+-- The results among the rows that their tools called errors, by seq.
+create or replace function pycontext._failed(chat_id text, rows pycontext.window_row[])
+returns bigint[]
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    v_source text := (select c.source from pycontext.chat c where c.chat_id = _failed.chat_id);
+    v_results bigint[] := array(select w.seq from unnest(rows) w where w.role = 'tool' and w.message_id is not null);
+begin
+    if v_results = '{}' then
+        return v_results;
+    elsif v_source is null then
+        return array(
+            select r.seq from pycontext._stored_row r
+            where r.chat_id = _failed.chat_id and r.seq = any (v_results) and r.line_no = 0 and r.metadata ->> 'is_error' = 'true');
+    end if;
+    return array(
+        select r.seq
+        from (
+            select array_agg(w.seq) as units from unnest(rows) w where w.tool_calls is not null and w.message_id is not null) u
+        cross join lateral pycontext._thread_rows(_failed.chat_id, v_source, u.units, u.units) r
+        where r.seq = any (v_results) and r.metadata ->> 'is_error' = 'true');
+end
 $$;
 
 create or replace function pycontext._strict_roles(chat_id text)
@@ -270,8 +306,8 @@ end
 $$;
 
 -- Anthropic messages: {"system": text, "messages": […]}; adjacent rows of one side are joined as separate blocks. The last
--- block of each row of `marks` gets a cache mark; with marks the system prompt is a block, too.
-create or replace function pycontext._anthropic_of(rows pycontext.window_row[], memory text, marks integer[])
+-- block of each row of `marks` gets a cache mark; with marks the system prompt is a block, too. failed: see _failed.
+create or replace function pycontext._anthropic_of(rows pycontext.window_row[], memory text, marks integer[], failed bigint[])
 returns jsonb
 language plpgsql immutable parallel safe
 set search_path = ''
@@ -322,7 +358,8 @@ begin
         v_row := case
             when w.role = 'tool' then jsonb_build_array(jsonb_build_object('type', 'tool_result',
                 'tool_use_id', coalesce(v_ids ->> w.tool_call_id, w.tool_call_id),
-                'content', pycontext._anthropic_blocks(w.content, w.role, false)))
+                'content', pycontext._anthropic_blocks(w.content, w.role, false))
+                || case when w.seq = any (failed) then '{"is_error": true}' else '{}'::jsonb end)
             when w.role in ('system', 'developer') then jsonb_build_array(jsonb_build_object('type', 'text',
                 'text', pycontext._fenced('system-note', pycontext._content_text(w.content))))
             else pycontext._anthropic_blocks(w.content, w.role, w.tool_calls is not null)
@@ -357,7 +394,8 @@ returns jsonb
 language sql stable
 set search_path = ''
 as $$
-    select pycontext._anthropic_of(pycontext._window_array(chat_id, token_budget, as_of), memory, null)
+    select pycontext._anthropic_of(w.rows, memory, null, pycontext._failed(chat_id, w.rows))
+    from pycontext._window_array(chat_id, token_budget, as_of) w (rows)
 $$;
 
 -- The conversation as a person scrolls it: the newest max_rows rows before before_seq by seq, oldest first, lines

@@ -26,8 +26,8 @@ as $$
     else content end
 $$;
 
--- What one row of the assistant's said before its calls, as items. A reasoning item goes in only with what follows it: a
--- later part, or (is_followed) calls or a reply. is_open: the row is of the unfinished turn, where calls of built-in tools stay items.
+-- What one row of the assistant's said beside its calls, as items. A reasoning item goes in only with what follows it: a
+-- later part, or (is_followed) calls or a reply. is_open: the row is of the unfinished turn, where items of hosted tools stay items.
 create or replace function pycontext._responses_reply(content jsonb, is_open boolean, has_calls boolean, is_followed boolean)
 returns jsonb[]
 language plpgsql immutable parallel safe
@@ -38,7 +38,9 @@ declare
 begin
     if jsonb_typeof(content) = 'array' then
         select array_agg(case
-            when k.kind = 'reasoning' or is_open and k.kind = 'other' and e.value ->> 'type' ~ '^\w+_(call|list_tools)$' then e.value
+            when is_open and e.value ->> 'type' = 'item' and e.value #>> '{item,id}' <> '' then e.value -> 'item'
+            when k.kind = 'reasoning' or is_open and k.kind in ('other', 'image')
+                and e.value ->> 'type' ~ '^(mcp_\w+|\w+_call|\w+_output|program|item_reference)$' then e.value
             else jsonb_build_object('type', 'message', 'role', 'assistant', 'content', case
                 when k.kind = 'text' then pycontext._part_text(e.value)
                 when k.kind = 'image' then '[image]'
@@ -47,7 +49,8 @@ begin
         into v_items
         from jsonb_array_elements(content) with ordinality e
         cross join lateral (select pycontext._part_kind(e.value) as kind) k
-        where k.kind <> 'reasoning' or e.value ->> 'type' = 'reasoning' and jsonb_typeof(e.value -> 'summary') = 'array'
+        where k.kind <> 'reasoning' or e.value ->> 'type' = 'compaction'
+            or e.value ->> 'type' = 'reasoning' and jsonb_typeof(e.value -> 'summary') = 'array'
             and (has_calls or is_followed or exists (
                 select from jsonb_array_elements(content) with ordinality x
                 where x.ordinality > e.ordinality and pycontext._part_kind(x.value) <> 'reasoning'));
@@ -61,8 +64,94 @@ begin
 end
 $$;
 
--- Rows of a window as input items.
-create or replace function pycontext._responses_of(rows pycontext.window_row[], memory text, strict_roles boolean)
+-- What a result is, for the calls whose output must be of a certain form: image, tools, answer; else text.
+create or replace function pycontext._result_kind(content jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select case
+        when content @? 'strict $[0] ? (@.type == "input_image")' then 'image'
+        when content @? 'strict $[0] ? (@.type == "tool_search_output")' then 'tools'
+        when content #>> '{}' ~ '^\{"approve":(true|false)[,}]' then 'answer'
+        else 'text'
+    end
+$$;
+
+-- A call as an item. One that can't be told as what it was is told as a function's: its arguments were shortened to another
+-- form, its result is not of the form that its output has (result: _result_kind), or it needs the id of its turn's reasoning.
+create or replace function pycontext._responses_call(call jsonb, call_id text, is_open boolean, result text)
+returns jsonb
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_type text := coalesce(call ->> 'type', 'function');
+    v_beside jsonb := coalesce(call -> 'item', '{}') - 'at';
+    v_name text := left(regexp_replace(call #>> '{function,name}', '[^a-zA-Z0-9_-]', '_', 'g'), 64);
+    v_arguments text := call #>> '{function,arguments}';
+    v_own jsonb;
+begin
+    if v_type = 'custom' then
+        return v_beside || jsonb_build_object('type', 'custom_tool_call', 'call_id', call_id, 'name', v_name, 'input', v_arguments);
+    elsif v_type = 'mcp_approval_request' and is_open and result = 'answer' then
+        return v_beside || jsonb_build_object('type', v_type, 'name', v_name, 'arguments', v_arguments);
+    elsif v_type ~ '^(shell|apply_patch)_call$' or is_open and v_beside ->> 'id' <> '' and (v_type = 'local_shell_call'
+            or v_type = 'computer_call' and result = 'image') or v_type = 'tool_search_call' and result = 'tools' then
+        begin
+            v_own := v_arguments::jsonb;
+        exception when others then
+            v_own := null;
+        end;
+        if v_own ?| array['action', 'actions', 'operation', 'arguments'] then
+            return jsonb_build_object('type', v_type, 'call_id', call_id) || v_beside || v_own || case v_type
+                when 'shell_call' then '{}'::jsonb
+                when 'computer_call' then '{"status": "completed", "pending_safety_checks": []}'
+                when 'tool_search_call' then '{"status": "completed", "execution": "client"}'
+                else '{"status": "completed"}' end;
+        end if;
+    end if;
+    return case when v_type = 'function' then v_beside else '{}' end
+        || jsonb_build_object('type', 'function_call', 'call_id', call_id, 'name', v_name, 'arguments', v_arguments);
+end
+$$;
+
+-- The output of a call, of the type that its item has. is_error: the tool failed, or nothing has come from it.
+create or replace function pycontext._responses_output(call jsonb, call_id text, content jsonb, is_error boolean)
+returns jsonb
+language plpgsql immutable parallel safe
+set search_path = ''
+as $$
+declare
+    v_type text := coalesce(call ->> 'type', 'function_call');
+    v_text text := coalesce(nullif(pycontext._content_text(content), ''), '(empty)');
+begin
+    return case v_type
+        when 'local_shell_call' then jsonb_build_object('type', 'local_shell_call_output', 'id', call_id, 'output', v_text)
+        when 'mcp_approval_request' then
+            jsonb_build_object('type', 'mcp_approval_response', 'approval_request_id', call ->> 'id') || (content #>> '{}')::jsonb
+        when 'tool_search_call' then jsonb_build_object('type', 'tool_search_output', 'call_id', call_id, 'execution', 'client',
+            'status', 'completed', 'tools', content #> '{0,tools}')
+        else case when call ? 'caller' then jsonb_build_object('caller', call -> 'caller') else '{}' end
+            || jsonb_build_object('type', v_type || '_output', 'call_id', call_id) || case v_type
+            when 'computer_call' then jsonb_build_object('output',
+                (content -> 0) - 'detail' || '{"type": "computer_screenshot"}')
+            when 'apply_patch_call' then jsonb_build_object('output', v_text,
+                'status', case when is_error then 'failed' else 'completed' end)
+            when 'shell_call' then jsonb_build_object('output', case
+                when jsonb_typeof(content) = 'array' and not content @? '$[*] ? (!(@.type == "shell_output")
+                    || !exists (@.stdout) || !exists (@.stderr) || !exists (@.outcome))' then (
+                    select jsonb_agg(e.value - 'type' order by e.ordinality)
+                    from jsonb_array_elements(content) with ordinality e)
+                else jsonb_build_array(jsonb_build_object('stdout', v_text, 'stderr', '',
+                    'outcome', jsonb_build_object('type', 'exit', 'exit_code', is_error::integer))) end)
+            else jsonb_build_object('output', pycontext._responses_parts(content, 'tool')) end
+    end;
+end
+$$;
+
+-- Rows of a window as input items. failed: see _failed.
+create or replace function pycontext._responses_of(
+    rows pycontext.window_row[], memory text, strict_roles boolean, failed bigint[])
 returns jsonb
 language plpgsql immutable parallel safe
 set search_path = ''
@@ -72,12 +161,24 @@ declare
     v_memory jsonb;
     v_ids jsonb := '{}';
     v_used jsonb := '{}';
+    v_results jsonb;
+    v_calls jsonb := '{}';
+    v_said jsonb[];
+    v_is_whole boolean;
     v_last text;
     w record;
 begin
     if memory ~ '\S' then
         v_memory := jsonb_build_object('type', 'message', 'role', 'user', 'content', pycontext._fenced('memory-context', memory));
     end if;
+    -- what the calls came to, where their items depend on it
+    select jsonb_object_agg(x.reply || '/' || x.tool_call_id, pycontext._result_kind(x.content))
+    into v_results
+    from (
+        select t.role, t.tool_call_id, t.content,
+            max(t.ordinal) filter (where t.role = 'assistant') over (order by t.ordinal) as reply
+        from unnest(rows) t) x
+    where x.role = 'tool' and x.reply is not null;
     for w in
         select t.*, q.request, lead(t.role) over (order by t.ordinal) is not distinct from 'assistant' as is_followed
         from unnest(rows) t
@@ -92,25 +193,42 @@ begin
         end if;
         v_last := w.role;
         if w.role = 'assistant' then
-            v_items := v_items || pycontext._responses_reply(w.content, w.ordinal > w.request, w.tool_calls is not null, w.is_followed);
+            v_said := pycontext._responses_reply(w.content, w.ordinal > w.request, w.tool_calls is not null, w.is_followed);
+            if w.tool_calls is null then
+                v_items := v_items || v_said;
+                continue;
+            end if;
+            v_ids := pycontext._call_ids(w.tool_calls, w.seq, v_used);
+            v_used := v_used || (select jsonb_object_agg(d.value, true) from jsonb_each_text(v_ids) d);
+            select jsonb_object_agg(e.value ->> 'id', pycontext._responses_call(e.value, v_ids ->> (e.value ->> 'id'),
+                w.ordinal > w.request and not w.is_shortened, v_results ->> (w.ordinal || '/' || (e.value ->> 'id'))))
+            into v_calls from jsonb_array_elements(w.tool_calls) e;
+            -- a call stands where it stood among reasoning and words, as long as these are all there
+            v_is_whole := w.ordinal > w.request and jsonb_typeof(w.content) = 'array'
+                and jsonb_array_length(w.content) = cardinality(v_said);
+            v_items := v_items || array(
+                select i.item
+                from (
+                    select s.item, s.n as at, 0 as n from unnest(v_said) with ordinality s (item, n)
+                    union all
+                    select v_calls -> (e.value ->> 'id'), case when v_is_whole then (e.value #>> '{item,at}')::bigint end, e.ordinality
+                    from jsonb_array_elements(w.tool_calls) with ordinality e) i
+                order by i.at nulls last, i.n);
         elsif w.role = 'tool' then
-            v_items := v_items || jsonb_build_object('type', 'function_call_output', 'call_id',
-                coalesce(v_ids ->> w.tool_call_id, w.tool_call_id), 'output', pycontext._responses_parts(w.content, w.role));
+            v_items := v_items || pycontext._responses_output(v_calls -> w.tool_call_id, coalesce(v_ids ->> w.tool_call_id, w.tool_call_id),
+                w.content, w.message_id is null or w.seq = any (failed));
         elsif w.role in ('system', 'developer') and w.section <> 'system' and strict_roles then
             v_items := v_items || jsonb_build_object('type', 'message', 'role', 'user',
                 'content', pycontext._fenced('system-note', pycontext._content_text(w.content)));
+        elsif w.content #>> '{0,type}' in ('additional_tools', 'configuration_update') then
+            v_items := v_items || (w.content -> 0);
+        elsif w.content #>> '{0,item,type}' = 'configuration_update' then
+            v_items := v_items || (w.content #> '{0,item}');
+        elsif w.content #>> '{0,type}' = 'compaction_trigger' then
+            null;  -- what it asked for was done
         else
             v_items := v_items || jsonb_build_object('type', 'message', 'role', w.role,
                 'content', pycontext._responses_parts(w.content, w.role));
-        end if;
-        if w.tool_calls is not null then
-            v_ids := pycontext._call_ids(w.tool_calls, w.seq, v_used);
-            v_used := v_used || (select jsonb_object_agg(d.value, true) from jsonb_each_text(v_ids) d);
-            v_items := v_items || array(
-                select jsonb_build_object('type', 'function_call', 'call_id', v_ids ->> (e.value ->> 'id'),
-                    'name', left(regexp_replace(e.value #>> '{function,name}', '[^a-zA-Z0-9_-]', '_', 'g'), 64),
-                    'arguments', e.value #>> '{function,arguments}')
-                from jsonb_array_elements(w.tool_calls) with ordinality e order by e.ordinality);
         end if;
     end loop;
     if v_memory is not null then
@@ -130,7 +248,8 @@ returns jsonb
 language sql stable
 set search_path = ''
 as $$
-    select pycontext._responses_of(pycontext._window_array(chat_id, token_budget, as_of), memory, pycontext._strict_roles(chat_id))
+    select pycontext._responses_of(w.rows, memory, pycontext._strict_roles(chat_id), pycontext._failed(chat_id, w.rows))
+    from pycontext._window_array(chat_id, token_budget, as_of) w (rows)
 $$;
 
 comment on function pycontext.responses_input(text, integer, text, text) is

@@ -189,10 +189,11 @@ begin
         v_openai := pycontext._openai_of(v_rows, v_memory, f.strict_roles);
     end if;
     if format in ('anthropic', 'all') then
-        v_anthropic := pycontext._anthropic_of(v_rows, v_memory, pycontext._marks(chat_id, v_rows, v_memory_tokens > 0));
+        v_anthropic := pycontext._anthropic_of(v_rows, v_memory, pycontext._marks(chat_id, v_rows, v_memory_tokens > 0),
+            pycontext._failed(chat_id, v_rows));
     end if;
     if format in ('responses', 'all') then
-        v_responses := pycontext._responses_of(v_rows, v_memory, f.strict_roles);
+        v_responses := pycontext._responses_of(v_rows, v_memory, f.strict_roles, pycontext._failed(chat_id, v_rows));
     end if;
     r.messages := case format when 'all'
         then jsonb_build_object('openai', v_openai, 'anthropic', v_anthropic, 'responses', v_responses)
