@@ -134,8 +134,8 @@ def _call(call: Any) -> Any:
     """
     custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
     if isinstance(custom, dict):
-        function = {"name": custom.get("name"), "arguments": custom.get("input")}
-        return {**{key: value for key, value in call.items() if key != "custom"}, "function": function}
+        told = {"name": custom.get("name"), "arguments": custom.get("input")}
+        return {**{key: value for key, value in call.items() if key != "custom"}, "function": told}
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
         return call
