@@ -150,6 +150,7 @@ begin
     on conflict on constraint source_pk do update
     set relation = excluded.relation, is_default = excluded.is_default;
     perform pycontext._learn_source(name);
+    perform pycontext._compile_sources();
     if is_default then
         update pycontext.source s set is_default = false where s.source <> register_source.name and s.is_default;
     end if;

@@ -3,10 +3,22 @@ create or replace view pycontext._source_row as
 select
     null::bigint as seq, null::text as message_id, null::text as role, null::jsonb as content, null::jsonb as tool_calls,
     null::text as tool_call_id, null::text as name, null::jsonb as metadata, null::timestamptz as created_at,
-    null::bigint as body_hash
+    null::bigint as body_hash, null::integer as tokens, null::integer as reasoning_tokens, null::smallint as images,
+    null::boolean as has_fence, null::boolean as is_plain, null::bigint as count_hash
 where false;
 
-comment on view pycontext._source_row is 'Private. A row as a product''s relation gives it.';
+comment on view pycontext._source_row is
+    'Private. A row as a product''s relation gives it, with its count; an estimate has no count_hash.';
+
+-- What one statement reads of a product's relation: the rows in order of seq, whether there are calls or results among
+-- them, how many were looked at, the first one's seq, and whether all are counted as they read now.
+create or replace view pycontext._source_batch as
+select
+    null::pycontext._source_row[] as rows, null::boolean as has_calls, null::bigint as looked_at, null::bigint as first_seq,
+    null::boolean as is_counted
+where false;
+
+comment on view pycontext._source_batch is 'Private. What one statement reads of a product''s relation.';
 
 -- Where a product's relation holds rows of one chat: $1 chat, $2 and $3 seq from and to, $6 and $7 the times of these.
 create or replace function pycontext._source_range(f pycontext.source)
@@ -48,11 +60,11 @@ $$;
 comment on function pycontext._source_piece_query(pycontext.source) is
     'Private. The statement that finds where a long stretch of a product''s relation can be cut.';
 
--- The statement that reads rows of a product's relation: the rows in order of seq, whether there are calls or results
--- among them, how many were looked at, and the first one's seq. $1 chat, $2 and $3 seq from and to, $4 at most so many
--- rows, $5 message id, $6 and $7 the times of $2 and $3. Names come from the catalog, values are arguments.
-create or replace function pycontext._source_query(
-    f pycontext.source, newest_first boolean, users_only boolean, has_id boolean, calls_only boolean, results_only boolean)
+-- The statement that reads a _source_batch of a product's relation. $1 chat, $2 and $3 seq from and to, $4 at most so many
+-- rows, $5 message id, $6 and $7 the times of $2 and $3, $8 the encoding of counts. Names come from the catalog, values
+-- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls, results, each with
+-- its count; newest or oldest places, without content; all rows, without counts.
+create or replace function pycontext._source_query(f pycontext.source, kind text)
 returns text
 language plpgsql stable
 set search_path = ''
@@ -62,31 +74,105 @@ declare
     v_call_id text := case when 'tool_call_id' = any(f.has_columns) then 'x.tool_call_id::text' else 'null::text' end;
     v_name text := case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end;
     v_metadata text := case when 'metadata' = any(f.has_columns) then 'to_jsonb(x.metadata)' else 'null::jsonb' end;
-    v_way text := case when newest_first then ' desc' else '' end;
+    v_is_narrow boolean := kind like '% places';
+    v_is_counted boolean := kind not like '% places' and kind <> 'all';
+    v_way text := case when kind like 'newest%' or kind in ('id', 'calls') then ' desc' else '' end;
 begin
-    return 'select array_agg(row(r.*)::pycontext._source_row order by r.seq)'
+    return 'select array_agg(row(r.*, '
+        || case when v_is_counted then 'c.*'
+            else 'null::integer, null::integer, null::smallint, null::boolean, null::boolean, null::bigint' end
+        || ')::pycontext._source_row order by r.seq)'
         || ' filter (where r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')'
-        || case when calls_only then ' and r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'''
-            when results_only then ' and r.role = ''tool''' else '' end
-        || '), bool_or(r.role = ''tool'' or r.tool_calls is not null), count(*), min(r.seq) from ('
-        || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, to_jsonb(x.content) as content, '
+        || case kind when 'calls' then ' and r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'''
+            when 'results' then ' and r.role = ''tool''' else '' end
+        || ') as rows, bool_or(r.role = ''tool'' or r.tool_calls is not null) as has_calls, count(*) as looked_at,'
+        || ' min(r.seq) as first_seq, '
+        || case when v_is_counted then 'coalesce(bool_and(c.count_hash = r.body_hash and c.tokens is not null), true)'
+            else 'null::boolean' end || ' as is_counted from ('
+        || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, '
+        || case when v_is_narrow then 'null::jsonb' else 'to_jsonb(x.content)' end || ' as content, '
         || v_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
-        || ' as metadata, x.created_at::timestamptz as created_at, hashtextextended(coalesce(x.content::text, ''''), hashtextextended('
-        || case when f.has_columns && array['tool_calls', 'tool_call_id', 'name']
-            then 'jsonb_build_array(x.role::text, ' || v_calls || ', ' || v_call_id || ', ' || v_name || ')::text'
-            else 'x.role::text' end
-        || ', 0)) as body_hash' || pycontext._source_range(f)
-        || case when has_id then ' and x.message_id = $5::' || f.message_type else '' end
-        || case when users_only then ' and x.role = ''user''' else '' end
-        || case when users_only and 'metadata' = any(f.has_columns)
+        || ' as metadata, x.created_at::timestamptz as created_at, '
+        || case when v_is_narrow then 'null::bigint'
+            else 'hashtextextended(coalesce(x.content::text, ''''), hashtextextended('
+                || case when f.has_columns && array['tool_calls', 'tool_call_id', 'name']
+                    then 'jsonb_build_array(x.role::text, ' || v_calls || ', ' || v_call_id || ', ' || v_name || ')::text'
+                    else 'x.role::text' end || ', 0))' end
+        || ' as body_hash' || pycontext._source_range(f)
+        || case when kind = 'id' then ' and x.message_id = $5::' || f.message_type else '' end
+        || case when kind like '% user' then ' and x.role = ''user''' else '' end
+        || case when kind like '% user' and 'metadata' = any(f.has_columns)
             then ' and coalesce(to_jsonb(x.metadata) ->> ''injected'', '''') <> ''true''' else '' end
         || ' order by ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way
-        || ' limit $4) r';
+        || ' limit $4) r'
+        -- limit 1: one look-up a row, never the counts of the whole chat
+        || case when v_is_counted then ' left join lateral (select t.tokens, t.reasoning_tokens, t.images, t.has_fence,'
+            || ' t.is_plain, t.body_hash as count_hash from pycontext.token_count t where t.chat_id = $1 and t.seq = r.seq'
+            || ' and t.line_no = 0 and t.encoding = $8 limit 1) c on true' else '' end;
 end
 $$;
 
-comment on function pycontext._source_query(pycontext.source, boolean, boolean, boolean, boolean, boolean) is
+comment on function pycontext._source_query(pycontext.source, text) is
     'Private. The statement that reads rows of a product''s relation.';
+
+-- Makes function _read_relation anew, which holds the statements of every registered source: so each is planned once in
+-- a session, not at every read. Whoever may not replace it leaves it as it is: what it does not hold is planned at each
+-- read. A branch holds for what was registered when it was made.
+create or replace function pycontext._compile_sources()
+returns void
+language plpgsql volatile
+set search_path = ''
+as $$
+declare
+    f pycontext.source;
+    v_kind text;
+    v_body text := '';
+begin
+    if exists (
+        select from pg_catalog.pg_proc p
+        where p.proname = '_read_relation' and p.pronamespace = 'pycontext'::regnamespace
+            and not pg_has_role(current_user, p.proowner, 'usage')
+        union all
+        select where not has_schema_privilege('pycontext', 'create')) then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(7234015113000002);
+    for f in
+        select s.* from pycontext.source s where to_regclass(s.relation) is not null and s.chat_type is not null order by s.source
+    loop
+        v_body := v_body || format(E'if f.source = %L and f.relation = %L and f.chat_type = %L and f.message_type = %L\n'
+            '    and f.order_type is not distinct from %L and f.has_columns = %L then\n',
+            f.source, f.relation, f.chat_type, f.message_type, f.order_type, f.has_columns);
+        foreach v_kind in array array['newest', 'oldest', 'newest user', 'oldest user', 'calls', 'results', 'newest places',
+            'oldest places'] loop
+            v_body := v_body || format(E'    if kind = %L then\n        select q.* into k from (%s) q;\n        return k;\n    end if;\n',
+                v_kind, pycontext._source_query(f, v_kind));
+        end loop;
+        v_body := v_body || E'end if;\n';
+    end loop;
+    execute format($sql$
+        create or replace function pycontext._read_relation(
+            chat_id text, from_seq bigint, to_seq bigint, max_rows integer, message_id text, from_at timestamp, to_at timestamp,
+            encoding text, f pycontext.source, kind text)
+        returns pycontext._source_batch
+        language plpgsql stable
+        set search_path = ''
+        set plan_cache_mode = force_generic_plan
+        set max_parallel_workers_per_gather = 0
+        set enable_sort = off
+        set enable_bitmapscan = off
+        set jit = off
+        as %L $sql$, format(E'declare\n    k pycontext._source_batch;\nbegin\n%sreturn null;\nend', v_body));
+    revoke execute on function pycontext._read_relation(
+        text, bigint, bigint, integer, text, timestamp, timestamp, text, pycontext.source, text) from public;
+    comment on function pycontext._read_relation(
+        text, bigint, bigint, integer, text, timestamp, timestamp, text, pycontext.source, text) is
+        'Private. Rows of a product''s relation, by the statements of the sources that are registered. Made by _compile_sources.';
+end
+$$;
+
+comment on function pycontext._compile_sources() is
+    'Private. Makes _read_relation, which holds the statements of every registered source.';
 
 -- Where order_at stands for a seq that is made of it (UTC): 2000 places a microsecond since the year 2000.
 create or replace function pycontext._time_at(seq bigint)
@@ -170,39 +256,68 @@ $$;
 
 comment on function pycontext._registered(text) is 'Private. A source with the types and columns of its relation.';
 
--- Rows as one statement reads them: in order of seq, and whether there are calls or results among them, how many rows
--- were looked at, and the first one's seq. An id that is no value of the relation's type names nothing there.
-create or replace function pycontext._fetch_source(
-    f pycontext.source, chat_id text, from_seq bigint, to_seq bigint, max_rows integer, newest_first boolean,
-    users_only boolean default false, message_id text default null, calls_only boolean default false,
-    results_only boolean default false,
-    out rows pycontext._source_row[], out has_calls boolean, out looked_at bigint, out first_seq bigint)
+-- Whether a text is a value of a type, for an id is cast to its relation's.
+create or replace function pycontext._is_value(given text, type text)
+returns boolean
 language plpgsql stable
 set search_path = ''
 as $$
 begin
-    execute pycontext._source_query(f, newest_first, users_only, message_id is not null, calls_only, results_only)
-    into rows, has_calls, looked_at, first_seq
-    using chat_id, from_seq, to_seq, max_rows, message_id,
-        case when f.order_type is not null then pycontext._time_at(from_seq) end,
-        case when f.order_type is not null then pycontext._time_at(to_seq) end;
-exception when invalid_text_representation or numeric_value_out_of_range or invalid_datetime_format then
-    looked_at := 0;
+    if given is null or type in ('text', 'character varying', 'pg_catalog.bpchar') or given ~ (case type
+        when 'bigint' then '^-?[0-9]{1,18}$' when 'integer' then '^-?[0-9]{1,9}$'
+        when 'uuid' then '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' end) then
+        return true;
+    end if;
+    -- a block of its own: to be ready for an error costs more than all the rest
+    begin
+        execute 'select $1::' || type using given;
+        return true;
+    exception when invalid_text_representation or numeric_value_out_of_range or invalid_datetime_format then
+        return false;
+    end;
 end
 $$;
 
-comment on function pycontext._fetch_source(
-    pycontext.source, text, bigint, bigint, integer, boolean, boolean, text, boolean, boolean) is
+comment on function pycontext._is_value(text, text) is 'Private. Whether a text is a value of a type.';
+
+-- Rows of one kind (_source_query). An id that is no value of the relation's type names nothing there.
+create or replace function pycontext._fetch_source(
+    f pycontext.source, chat_id text, from_seq bigint, to_seq bigint, max_rows integer, kind text, encoding text default null,
+    message_id text default null)
+returns pycontext._source_batch
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    k pycontext._source_batch;
+    v_from timestamp := case when f.order_type is not null then pycontext._time_at(from_seq) end;
+    v_to timestamp := case when f.order_type is not null then pycontext._time_at(to_seq) end;
+begin
+    if not pycontext._is_value(chat_id, f.chat_type) or not pycontext._is_value(message_id, f.message_type) then
+        k.looked_at := 0;
+        return k;
+    end if;
+    k := pycontext._read_relation(chat_id, from_seq, to_seq, max_rows, message_id, v_from, v_to, encoding, f, kind);
+    if k.looked_at is null then
+        execute pycontext._source_query(f, kind) into k
+        using chat_id, from_seq, to_seq, max_rows, message_id, v_from, v_to, encoding;
+    end if;
+    return k;
+end
+$$;
+
+comment on function pycontext._fetch_source(pycontext.source, text, bigint, bigint, integer, text, text, text) is
     'Private. Rows of a product''s relation, read by one statement.';
 
 -- Calls before the rows whose results are among them, no line being between; at most 512 rows before.
-create or replace function pycontext._source_calls(f pycontext.source, chat_id text, source_rows pycontext._source_row[])
+create or replace function pycontext._source_calls(
+    f pycontext.source, chat_id text, source_rows pycontext._source_row[], encoding text)
 returns pycontext._source_row[]
 language plpgsql stable
 set search_path = ''
 as $$
 declare
-    k record;
+    k pycontext._source_batch;
     v_edge bigint;
 begin
     select least(min(r.seq), source_rows[1].seq) into v_edge
@@ -217,14 +332,51 @@ begin
         where m.chat_id = _source_calls.chat_id and m.seq = v_edge - 1 and m.line_no > 0 and m.gone_act is null) then
         return null;
     end if;
-    select q.rows into k
-    from pycontext._fetch_source(f, chat_id, pycontext._origin(f.source), v_edge - 1, 512, true, calls_only => true) q;
+    k := pycontext._fetch_source(f, chat_id, pycontext._origin(f.source), v_edge - 1, 512, 'calls', encoding);
     return k.rows;
 end
 $$;
 
-comment on function pycontext._source_calls(pycontext.source, text, pycontext._source_row[]) is
+comment on function pycontext._source_calls(pycontext.source, text, pycontext._source_row[], text) is
     'Private. Calls that stand before rows of a product''s relation with their results.';
+
+-- The newest of these rows, back to where they take more than the budget, what is not counted being estimated: a row that
+-- is not reached is not looked at. Where it can it ends with a user message, the request before what is in the window.
+create or replace function pycontext._look_back(source_rows pycontext._source_row[], budget bigint, image_tokens integer)
+returns pycontext._source_row[]
+language plpgsql stable
+set search_path = ''
+as $$
+declare
+    r pycontext._source_row;
+    k record;
+    v_first integer := cardinality(source_rows);
+    v_tokens bigint := 0;
+begin
+    loop
+        r := source_rows[v_first];
+        if r.count_hash is null or r.count_hash - r.body_hash not in (0, case when r.role = 'tool' then 1 else 0 end) then
+            k := pycontext._row_facts(r.content, case when r.role = 'assistant' and jsonb_typeof(r.tool_calls) = 'array'
+                and r.tool_calls <> '[]' then r.tool_calls end, r.role, r.name, r.tool_call_id, false, image_tokens);
+            r.tokens := k.tokens;
+            r.reasoning_tokens := k.reasoning_tokens;
+            r.images := k.images;
+            r.has_fence := k.has_fence;
+            r.is_plain := k.is_plain;
+            r.count_hash := null;
+            source_rows[v_first] := r;
+        end if;
+        v_tokens := v_tokens + r.tokens;
+        exit when v_first = 1 or v_tokens > budget and r.role = 'user'
+            or v_tokens > budget * 17 / 16 and r.role <> 'tool';
+        v_first := v_first - 1;
+    end loop;
+    return source_rows[v_first:];
+end
+$$;
+
+comment on function pycontext._look_back(pycontext._source_row[], bigint, integer) is
+    'Private. The newest of a product''s rows that a budget holds, estimated where they are not counted.';
 
 -- Rows of a product in the shape of our own: units, counts and totals are made here. Totals end with 0 at the newest.
 -- Narrow: places only, nothing is counted and no content returned.
@@ -240,8 +392,6 @@ declare
     v_lines bigint[];
     v_units bigint[];
     v_superseded bigint[];
-    v_first bigint := source_rows[1].seq;
-    v_last bigint := source_rows[cardinality(source_rows)].seq;
 begin
     if has_calls then
         select array_agg(m.seq) into v_lines
@@ -276,18 +426,21 @@ begin
     end if;
     return query
     with counted as (
-        select d.*, d.role = 'tool' and d.unit_seq is null as is_orphan,
-            d.role = 'assistant' and jsonb_typeof(d.tool_calls) = 'array' and d.tool_calls <> '[]' as is_call
+        select d.*, o.is_orphan, d.role = 'assistant' and jsonb_typeof(d.tool_calls) = 'array' and d.tool_calls <> '[]' as is_call,
+            d.count_hash = d.body_hash + o.is_orphan::integer as is_counted,
+            d.tokens is not null and coalesce(d.count_hash = d.body_hash + o.is_orphan::integer, not o.is_orphan) as is_known
         from rows from (unnest(source_rows), unnest(v_units), unnest(v_superseded)) d (seq, message_id, role, content,
-            tool_calls, tool_call_id, name, metadata, created_at, body_hash, unit_seq, superseded_seq)
+            tool_calls, tool_call_id, name, metadata, created_at, body_hash, tokens, reasoning_tokens, images, has_fence,
+            is_plain, count_hash, unit_seq, superseded_seq)
+        cross join lateral (select (d.role = 'tool' and d.unit_seq is null) as is_orphan) o
     )
     select _shape_source.chat_id, null::bigint, c.seq, 0::smallint, 'message'::text, c.role, coalesce(c.unit_seq, c.seq),
-        x.tokens, x.tokens, x.tokens, coalesce(t.reasoning_tokens, k.reasoning_tokens),
-        -(sum(x.tokens) over (order by c.seq desc) - x.tokens)::bigint, 0::bigint, coalesce(t.images, k.images),
+        x.tokens, x.tokens, x.tokens, coalesce(k.reasoning_tokens, c.reasoning_tokens),
+        -(sum(x.tokens) over (order by c.seq desc) - x.tokens)::bigint, 0::bigint, coalesce(k.images, c.images),
         case when c.is_call then jsonb_array_length(c.tool_calls) else 0 end::smallint,
-        c.role = 'user' and coalesce(c.metadata ->> 'injected', '') <> 'true', coalesce(t.is_plain, k.is_plain),
-        coalesce(t.has_fence, k.has_fence), null::bigint, c.superseded_seq, 0::bigint,
-        case when t.tokens is not null then _shape_source.encoding end, c.message_id, c.tool_call_id, c.name, c.created_at,
+        c.role = 'user' and coalesce(c.metadata ->> 'injected', '') <> 'true', coalesce(k.is_plain, c.is_plain),
+        coalesce(k.has_fence, c.has_fence), null::bigint, c.superseded_seq, 0::bigint,
+        case when c.is_counted then _shape_source.encoding end, c.message_id, c.tool_call_id, c.name, c.created_at,
         null::text, null::text, null::jsonb, case when not is_narrow then c.content end,
         case when c.is_call and not is_narrow then case when exists (
                 select from jsonb_array_elements(c.tool_calls) e
@@ -295,17 +448,13 @@ begin
             then pycontext._clean_calls(c.tool_calls) else c.tool_calls end end,
         case when not is_narrow then c.metadata end, null::jsonb
     from counted c
-    left join pycontext.token_count t
-        on t.chat_id = _shape_source.chat_id and t.seq = c.seq and t.seq between v_first and v_last and t.line_no = 0
-        and t.encoding = _shape_source.encoding and t.body_hash = c.body_hash + c.is_orphan::integer
-        and not _shape_source.is_narrow
-    -- offset 0: a row that is counted is not looked at
+    -- offset 0: a row that is known is not looked at
     left join lateral (
         select q.* from pycontext._row_facts(c.content, case when c.is_call then c.tool_calls end, c.role, c.name,
             c.tool_call_id, c.is_orphan, _shape_source.image_tokens) q
-        where t.tokens is null and not _shape_source.is_narrow
+        where not c.is_known and not _shape_source.is_narrow
         offset 0) k on true
-    cross join lateral (select coalesce(t.tokens, k.tokens) as tokens) x
+    cross join lateral (select coalesce(k.tokens, c.tokens) as tokens) x
     order by c.seq;
 end
 $$;
@@ -317,7 +466,8 @@ comment on function pycontext._shape_source(text, pycontext._source_row[], boole
 -- _thread_rows know where messages live. A call and a result more than 512 rows apart do not find each other.
 create or replace function pycontext._source_rows(
     chat_id text, source text, from_seq bigint, to_seq bigint, max_rows integer, newest_first boolean,
-    users_only boolean default false, message_id text default null, is_narrow boolean default false)
+    users_only boolean default false, message_id text default null, is_narrow boolean default false,
+    first_turn boolean default false)
 returns setof pycontext._stored_row
 language plpgsql stable
 set search_path = ''
@@ -325,28 +475,43 @@ as $$
 declare
     f pycontext.source := pycontext._registered(source);
     p record;
-    k record;
+    k pycontext._source_batch;
     v_rows pycontext._source_row[];
-    v_more record;
+    v_more pycontext._source_batch;
     v_edge bigint;
     v_first bigint;
     -- ranges are ranges of units, but for those read by seq from one end
     v_by_unit boolean := not newest_first and message_id is null and not users_only and from_seq < to_seq;
 begin
-    select q.* into k
-    from pycontext._fetch_source(f, chat_id, from_seq, to_seq, max_rows, newest_first, users_only, message_id) q;
-    if k.rows is null then
-        return;
-    end if;
-    v_rows := k.rows;
-    v_first := v_rows[1].seq;
     select coalesce(r.encoding, d.encoding) as encoding, coalesce(r.image_tokens, d.image_tokens) as image_tokens into p
     from pycontext.profile d
     left join pycontext.chat c on c.chat_id = _source_rows.chat_id
     left join pycontext.profile r on r.profile = c.profile
     where d.profile = 'default';
+    k := pycontext._fetch_source(f, chat_id, from_seq, to_seq, max_rows, case when message_id is not null then 'id'
+        else case when newest_first then 'newest' else 'oldest' end
+            || case when users_only then ' user' when is_narrow then ' places' else '' end end, p.encoding, message_id);
+    if k.rows is null then
+        return;
+    end if;
+    v_rows := k.rows;
+    v_first := v_rows[1].seq;
+    if first_turn then
+        -- up to the second user message
+        v_rows := array(
+            select r
+            from (
+                select r, count(*) filter (where r.role = 'user' and coalesce(r.metadata ->> 'injected', '') <> 'true')
+                    over (order by r.seq rows between unbounded preceding and 1 preceding) as users
+                from unnest(v_rows) r) q
+            where q.users < 2
+            order by (q.r).seq);
+        if cardinality(v_rows) < cardinality(k.rows) then
+            k.looked_at := max_rows;
+        end if;
+    end if;
     if k.has_calls and (not is_narrow or max_rows is distinct from 1) then
-        v_rows := pycontext._source_calls(f, chat_id, v_rows) || v_rows;
+        v_rows := pycontext._source_calls(f, chat_id, v_rows, p.encoding) || v_rows;
     end if;
     if k.has_calls and v_by_unit then
         -- results after the range whose calls are in it
@@ -358,15 +523,15 @@ begin
                 select from unnest(v_rows) t
                 where t.role = 'tool' and t.tool_call_id = e.value ->> 'id' and t.seq > r.seq
                     and coalesce(t.metadata ->> 'pending', '') <> 'true')) then
-            select q.rows into v_more
-            from pycontext._fetch_source(f, chat_id, v_edge + 1, 4611686018427387904, 512, false, results_only => true) q;
+            v_more := pycontext._fetch_source(f, chat_id, v_edge + 1, 4611686018427387904, 512, 'results', p.encoding);
             v_rows := v_rows || v_more.rows;
         end if;
     end if;
     return query
     select w.*
     from pycontext._shape_source(chat_id, v_rows, k.has_calls, p.encoding, p.image_tokens, is_narrow) w
-    where case when v_by_unit then w.unit_seq between from_seq and to_seq else w.seq >= v_first end;
+    -- past the edge only results of calls before it: the others' calls have not been read
+    where case when v_by_unit then w.unit_seq between from_seq and coalesce(v_edge, to_seq) else w.seq >= v_first end;
 end
 $$;
 
@@ -379,22 +544,33 @@ set search_path = ''
 as $$
 declare
     f pycontext.source := pycontext._registered(s.source);
-    k record;
+    k pycontext._source_batch;
     v_rows pycontext._source_row[];
+    v_looked pycontext._source_row[];
     v_has_calls boolean := false;
     v_read bigint := 0;
     v_tokens bigint := 0;
     v_to bigint := coalesce(s.hi_seq, 4611686018427387904);
-    v_batch integer := least(greatest(s.token_budget / 64, 32), 2048);
+    v_batch integer := least(greatest(s.token_budget / 80, 32), 2048);
     v_is_open boolean;
+    v_is_all boolean;
 begin
     loop
-        select q.* into k from pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, v_to, v_batch, true) q;
+        k := pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, v_to, v_batch, 'newest', s.encoding);
+        v_is_all := k.looked_at < v_batch;
         if k.looked_at > 0 then
-            v_rows := k.rows || v_rows;
             v_has_calls := v_has_calls or k.has_calls;
             v_read := v_read + k.looked_at;
             v_to := k.first_seq - 1;
+            if not k.is_counted and k.rows is not null then
+                v_looked := pycontext._look_back(k.rows, s.token_budget - v_tokens, s.image_tokens);
+                if cardinality(v_looked) < cardinality(k.rows) then
+                    v_is_all := false;
+                    v_to := v_looked[1].seq - 1;
+                end if;
+                k.rows := v_looked;
+            end if;
+            v_rows := k.rows || v_rows;
         end if;
         if k.looked_at > 0 and v_rows is not null then
             -- in order of seq, as they come
@@ -405,17 +581,17 @@ begin
                 coalesce(range_agg(int8range(w.unit_seq + 1, w.seq, '[]')) filter (where w.unit_seq < w.seq), '{}')
             into s.walked, v_tokens, v_is_open, s.walked_units, s.walked_starts, s.walked_users, s.straddles
             from pycontext._shape_source(s.chat_id,
-                case when v_has_calls then pycontext._source_calls(f, s.chat_id, v_rows) end || v_rows,
+                case when v_has_calls then pycontext._source_calls(f, s.chat_id, v_rows, s.encoding) end || v_rows,
                 v_has_calls, s.encoding, s.image_tokens) w
             where w.seq > v_to;
         end if;
-        exit when k.looked_at < v_batch or (v_tokens > s.token_budget and v_rows[1].role <> 'tool');
+        exit when v_is_all or (v_tokens > s.token_budget and v_rows[1].role <> 'tool');
         -- as many rows as the mean says, and a few
         v_batch := least(greatest((s.token_budget - v_tokens) * v_read / greatest(v_tokens, 1), 0) * 9 / 8 + 16, 2048);
     end loop;
     s.hi_seq := coalesce(s.hi_seq, v_rows[cardinality(v_rows)].seq);
     s.floor_seq := v_to + 1;
-    if k.looked_at < v_batch then
+    if v_is_all then
         s.first_seq := v_rows[1].seq;
         s.floor_seq := s.lo_seq + 1;
     end if;
@@ -475,7 +651,7 @@ begin
     select array_agg(w) filter (where (s.walked_at @> w.unit_seq) is not true), min(w.seq), max(w.unit_seq),
         bool_or(w.calls > 0)
     into v_rows, s.first_seq, v_edge, v_is_open
-    from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, s.hi_seq, 16, false) w;
+    from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, s.hi_seq, 16, false, first_turn => true) w;
     if v_edge is not null then
         s.walked := v_rows || s.walked;
         s.walked_at := coalesce(s.walked_at, '{}') + int8multirange(int8range(s.lo_seq + 1, v_edge, '[]'));

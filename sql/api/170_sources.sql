@@ -70,15 +70,13 @@ set search_path = ''
 as $$
 declare
     f pycontext.source := pycontext._registered(source);
-    v_rows pycontext._source_row[];
+    k pycontext._source_batch;
 begin
-    execute pycontext._source_query(f, false, false, false, false, false)
-    into v_rows
-    using chat_id, after_seq + 1, to_seq, null::integer, null::text, pycontext._time_at(after_seq + 1), pycontext._time_at(to_seq);
+    k := pycontext._fetch_source(f, chat_id, after_seq + 1, to_seq, null, 'all');
     return (
         select format('%s:%s:%s', after_seq, count(*), left(encode(sha256(convert_to(coalesce(string_agg(
             format('%s %s', r.seq, r.body_hash), ',' order by r.seq), ''), 'UTF8')), 'hex'), 24))
-        from unnest(v_rows) r);
+        from unnest(k.rows) r);
 end
 $$;
 
@@ -193,6 +191,7 @@ begin
     perform c.chat_id from pycontext.chat c where c.chat_id = any(v_chats) order by c.chat_id for update;
     perform pycontext._erase(v_chats);
     delete from pycontext.source s where s.source = name;
+    perform pycontext._compile_sources();
     return coalesce(cardinality(v_chats), 0);
 end
 $$;
@@ -246,32 +245,29 @@ set search_path = ''
 as $$
 declare
     f pycontext.source := pycontext._registered(s.source);
-    v_rows pycontext._source_row[];
-    v_more pycontext._source_row[];
+    k pycontext._source_batch;
+    v_more pycontext._source_batch;
 begin
-    execute pycontext._source_query(f, true, false, false, false, false)
-    into v_rows
-    using s.chat_id, s.lo_seq + 1, border_seq - 1, 512, null::text, pycontext._time_at(s.lo_seq + 1),
-        pycontext._time_at(border_seq - 1);
+    if not 'tool_calls' = any (f.has_columns) then
+        return null;
+    end if;
+    k := pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, border_seq - 1, 512, 'newest places');
     if not exists (
-        select from unnest(v_rows) r
+        select from unnest(k.rows) r
         where r.metadata ->> 'pending' = 'true' or r.role = 'assistant' and r.seq > s.turn_seq and r.tool_calls is not null) then
         return null;
     end if;
-    execute pycontext._source_query(f, false, false, false, false, true)
-    into v_more
-    using s.chat_id, border_seq, 4611686018427387904, 512, null::text, pycontext._time_at(border_seq),
-        pycontext._time_at(4611686018427387904);
+    v_more := pycontext._fetch_source(f, s.chat_id, border_seq, 4611686018427387904, 512, 'results');
     return (
         with called as (
             select r.seq, e.value ->> 'id' as id, r.metadata ->> 'pending' = 'true' as is_pending
-            from unnest(v_rows) r
+            from unnest(k.rows) r
             cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
             where r.role = 'assistant'
         ), told as (
             select t.tool_call_id as id, coalesce(t.metadata ->> 'pending', '') <> 'true' as is_final, (
                 select max(c.seq) from called c where c.id = t.tool_call_id and c.seq < t.seq) as unit_seq
-            from unnest(v_rows || v_more) t
+            from unnest(k.rows || v_more.rows) t
             where t.role = 'tool'
         )
         select min(c.seq)
@@ -337,7 +333,7 @@ set search_path = ''
 as $$
 declare
     f pycontext.source := pycontext._registered(c.source);
-    v_rows pycontext._source_row[];
+    k pycontext._source_batch;
     v_seqs bigint[] := array(select (e.value ->> 'seq')::bigint from jsonb_array_elements(counts) e
         where coalesce((e.value ->> 'line_no')::integer, 0) = 0);
     v_from bigint;
@@ -348,14 +344,12 @@ begin
     select min(q), max(q) into v_from, v_to from unnest(v_seqs) q
     where q <> 0 or not exists (select from pycontext.prompt t where t.chat_id = c.chat_id);
     if v_from is not null then
-        execute pycontext._source_query(f, false, false, false, false, false)
-        into v_rows
-        using c.chat_id, v_from, v_to, null::integer, null::text, pycontext._time_at(v_from), pycontext._time_at(v_to);
+        k := pycontext._fetch_source(f, c.chat_id, v_from, v_to, null, 'all');
         insert into pycontext.token_count as t (chat_id, seq, line_no, encoding, tenant, tokens, body_hash, reasoning_tokens,
             images, has_fence, is_plain)
         select c.chat_id, r.seq, 0, _cache_source_counts.encoding, c.tenant, n.tokens, r.body_hash + o.is_orphan::integer,
-            k.reasoning_tokens, k.images, k.has_fence, k.is_plain
-        from unnest(v_rows) r
+            q.reasoning_tokens, q.images, q.has_fence, q.is_plain
+        from unnest(k.rows) r
         join (
             select (e.value ->> 'seq')::bigint as seq, max((e.value ->> 'tokens')::integer) as tokens
             from jsonb_array_elements(counts) e
@@ -366,7 +360,7 @@ begin
             where x.unit_seq < x.seq) as is_orphan) o
         cross join lateral pycontext._row_facts(r.content, case when r.role = 'assistant'
             and jsonb_typeof(r.tool_calls) = 'array' and r.tool_calls <> '[]' then r.tool_calls end, r.role, r.name,
-            r.tool_call_id, o.is_orphan, _cache_source_counts.image_tokens) k
+            r.tool_call_id, o.is_orphan, _cache_source_counts.image_tokens) q
         order by r.seq
         on conflict on constraint token_count_pk do update
         set tokens = excluded.tokens, body_hash = excluded.body_hash, reasoning_tokens = excluded.reasoning_tokens,
@@ -394,3 +388,5 @@ $$;
 
 comment on function pycontext._cache_source_counts(pycontext.chat, text, integer, jsonb) is
     'Private. What cache_token_counts does for an adopted chat in its own encoding.';
+
+select pycontext._compile_sources();
