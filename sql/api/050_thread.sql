@@ -11,59 +11,41 @@ comment on view pycontext._source_row is
     'Private. A row as a product''s relation gives it, with its count; an estimate has no count_hash.';
 
 -- What one statement reads of a product's relation: the rows in order of seq, whether there are calls or results among
--- them, how many were looked at, the first one's seq, and whether all are counted as they read now.
+-- them, how many were looked at, the first one's seq, whether all are counted as they read now, and (kind cut) about how many tokens.
 create or replace view pycontext._source_batch as
 select
     null::pycontext._source_row[] as rows, null::boolean as has_calls, null::bigint as looked_at, null::bigint as first_seq,
-    null::boolean as is_counted
+    null::boolean as is_counted, null::bigint as tokens
 where false;
 
 comment on view pycontext._source_batch is 'Private. What one statement reads of a product''s relation.';
 
 -- Where a product's relation holds rows of one chat: $1 chat, $2 and $3 seq from and to, $6 and $7 the times of these.
-create or replace function pycontext._source_range(f pycontext.source)
+create or replace function pycontext._source_range(
+    f pycontext.source, from_seq text default '$2', from_at text default '$6')
 returns text
 language plpgsql stable
 set search_path = ''
 as $$
 declare
-    v_lo text := case when f.order_type like '%with time zone' then '($6 at time zone ''UTC'')' else '$6' end;
+    v_lo text := case when f.order_type like '%with time zone' then format('(%s at time zone ''UTC'')', from_at) else from_at end;
     v_hi text := case when f.order_type like '%with time zone' then '($7 at time zone ''UTC'')' else '$7' end;
 begin
     return ' from ' || f.relation::pg_catalog.regclass::text || ' x where x.chat_id = $1::' || f.chat_type
-        || case when f.order_type is null then ' and x.seq between $2 and $3'
-            else ' and x.order_at between ' || v_lo || ' and ' || v_hi || ' and (x.order_at > ' || v_lo || ' or x.seq >= $2)'
-                || ' and (x.order_at < ' || v_hi || ' or x.seq <= $3)' end;
+        || case when f.order_type is null then ' and x.seq between ' || from_seq || ' and $3'
+            else ' and x.order_at between ' || v_lo || ' and ' || v_hi || ' and (x.order_at > ' || v_lo || ' or x.seq >= '
+                || from_seq || ') and (x.order_at < ' || v_hi || ' or x.seq <= $3)' end;
 end
 $$;
 
-comment on function pycontext._source_range(pycontext.source) is
+comment on function pycontext._source_range(pycontext.source, text, text) is
     'Private. The from and where by which rows of a product''s relation are read.';
-
--- Where a stretch of a product's relation can be cut after so many rows ($5): the place of the row after them and of the
--- last one looked at, and about how many tokens they have. The other arguments are those of _source_query. Places only:
--- a text's size is known without reading it.
-create or replace function pycontext._source_piece_query(f pycontext.source)
-returns text
-language plpgsql stable
-set search_path = ''
-as $$
-begin
-    return 'select max(q.seq) filter (where q.n = $5 + 1), max(q.seq), sum(4 + q.size / 4) filter (where q.n <= $5) from ('
-        || 'select r.seq, r.size, row_number() over (order by r.seq) as n from ('
-        || 'select x.seq::bigint as seq, x.role::text as role, octet_length(x.content::text) as size'
-        || pycontext._source_range(f) || ' order by ' || case when f.order_type is null then '' else 'x.order_at, ' end
-        || 'x.seq limit $4) r where r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')) q';
-end
-$$;
-
-comment on function pycontext._source_piece_query(pycontext.source) is
-    'Private. The statement that finds where a long stretch of a product''s relation can be cut.';
 
 -- The statement that reads a _source_batch of a product's relation. $1 chat, $2 and $3 seq from and to, $4 at most so many
 -- rows, $5 message id, $6 and $7 the times of $2 and $3, $8 the encoding of counts. Names come from the catalog, values
 -- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls, results, each with
--- its count; newest or oldest places, without content; all rows, without counts.
+-- its count; newest or oldest places, without content; all rows, without counts; cut: no rows, but where the first $4 rows
+-- end (first_seq is the place after them) and what they cost, by the size of a few at eight places among them.
 create or replace function pycontext._source_query(f pycontext.source, kind text)
 returns text
 language plpgsql stable
@@ -77,7 +59,17 @@ declare
     v_is_narrow boolean := kind like '% places';
     v_is_counted boolean := kind not like '% places' and kind <> 'all';
     v_way text := case when kind like 'newest%' or kind in ('id', 'calls') then ' desc' else '' end;
+    v_order text := ' order by ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way;
 begin
+    if kind = 'cut' then
+        return 'with e as materialized (select (select x.seq::bigint' || pycontext._source_range(f) || v_order
+            || ' limit 1) as lo, (select x.seq::bigint' || pycontext._source_range(f) || v_order || ' offset $4 limit 1) as hi)'
+            || ' select null::pycontext._source_row[] as rows, null::boolean as has_calls, $4::bigint as looked_at,'
+            || ' e.hi as first_seq, null::boolean as is_counted, (select ($4 * avg(4 + z.size / 4))::bigint'
+            || ' from generate_series(0, 7) g (n) cross join lateral (select e.lo + g.n * ((e.hi - e.lo) / 8) as seq) p'
+            || ' cross join lateral (select octet_length(x.content::text) as size'
+            || pycontext._source_range(f, 'p.seq', 'pycontext._time_at(p.seq)') || v_order || ' limit 16) z) as tokens from e';
+    end if;
     return 'select array_agg(row(r.*, '
         || case when v_is_counted then 'c.*'
             else 'null::integer, null::integer, null::smallint, null::boolean, null::boolean, null::bigint' end
@@ -88,7 +80,7 @@ begin
         || ') as rows, bool_or(r.role = ''tool'' or r.tool_calls is not null) as has_calls, count(*) as looked_at,'
         || ' min(r.seq) as first_seq, '
         || case when v_is_counted then 'coalesce(bool_and(c.count_hash = r.body_hash and c.tokens is not null), true)'
-            else 'null::boolean' end || ' as is_counted from ('
+            else 'null::boolean' end || ' as is_counted, null::bigint as tokens from ('
         || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, '
         || case when v_is_narrow then 'null::jsonb' else 'to_jsonb(x.content)' end || ' as content, '
         || v_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
@@ -103,8 +95,7 @@ begin
         || case when kind like '% user' then ' and x.role = ''user''' else '' end
         || case when kind like '% user' and 'metadata' = any(f.has_columns)
             then ' and coalesce(to_jsonb(x.metadata) ->> ''injected'', '''') <> ''true''' else '' end
-        || ' order by ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way
-        || ' limit $4) r'
+        || v_order || ' limit $4) r'
         -- limit 1: one look-up a row, never the counts of the whole chat
         || case when v_is_counted then ' left join lateral (select t.tokens, t.reasoning_tokens, t.images, t.has_fence,'
             || ' t.is_plain, t.body_hash as count_hash from pycontext.token_count t where t.chat_id = $1 and t.seq = r.seq'
@@ -144,7 +135,7 @@ begin
             '    and f.order_type is not distinct from %L and f.has_columns = %L then\n',
             f.source, f.relation, f.chat_type, f.message_type, f.order_type, f.has_columns);
         foreach v_kind in array array['newest', 'oldest', 'newest user', 'oldest user', 'calls', 'results', 'newest places',
-            'oldest places'] loop
+            'oldest places', 'cut'] loop
             v_body := v_body || format(E'    if kind = %L then\n        select q.* into k from (%s) q;\n        return k;\n    end if;\n',
                 v_kind, pycontext._source_query(f, v_kind));
         end loop;

@@ -158,9 +158,13 @@ begin
     if s.source is not null then
         after_user := (select max(u) from unnest(s.walked_users) u where u < unit_seq);
         if after_user is null then
-            select max(t.seq) into after_user
+            select t.seq, t.message_id, t.unit_seq, t.is_user, t.running_total, t.running_stub, t.frozen_tokens, t.stub_tokens,
+                t.after_user
+            into p
             from pycontext._thread_rows(s.chat_id, s.source, array[lo_seq + 1], array[unit_seq - 1], null, 1, true,
-                users_only => true) t;
+                users_only => true) t
+            order by t.seq desc limit 1;
+            return p;
         end if;
     end if;
     if after_user > lo_seq then

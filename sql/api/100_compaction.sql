@@ -45,14 +45,19 @@ returns record
 language plpgsql stable
 set search_path = ''
 as $$
+declare
+    f pycontext.source := pycontext._registered(s.source);
+    k pycontext._source_batch;
 begin
-    execute pycontext._source_piece_query(pycontext._registered(s.source))
-    into border_seq, to_seq, tokens
-    using s.chat_id, s.lo_seq + 1, before_seq - 1, max_rows + 512, max_rows, pycontext._time_at(s.lo_seq + 1),
-        pycontext._time_at(before_seq - 1);
-    if border_seq is null then
-        to_seq := null;
-        tokens := null;
+    k := pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, before_seq - 1, max_rows, 'cut');
+    if k.first_seq is not null then
+        border_seq := k.first_seq;
+        tokens := k.tokens;
+        to_seq := border_seq;
+        if 'tool_call_id' = any (f.has_columns) then
+            k := pycontext._fetch_source(f, s.chat_id, border_seq, before_seq - 1, 512, 'oldest places');
+            to_seq := coalesce(k.rows[cardinality(k.rows)].seq, border_seq);
+        end if;
     end if;
 end
 $$;

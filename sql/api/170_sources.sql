@@ -208,24 +208,33 @@ language plpgsql stable
 set search_path = ''
 as $$
 declare
-    v_from bigint;
+    f pycontext.source := pycontext._registered(s.source);
+    k pycontext._source_batch;
     v_seq bigint;
+    v_since timestamptz := statement_timestamp() - make_interval(secs => settle_seconds);
     r pycontext._place_row;
 begin
-    select min(q.seq) into v_from
-    from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, border_seq - 1, 256, true, is_narrow => true) q;
-    if v_from is null then
+    k := pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, border_seq - 1, 256, 'newest places');
+    if k.rows is null then
         return null;
     end if;
-    select max(p.seq) into v_seq
-    from (
-        select q.seq, bool_or(q.created_at > statement_timestamp() - make_interval(secs => settle_seconds)) over w as is_young,
-            max(q.last_seq) over w as last_seq
+    if not k.has_calls and not 'tool_call_id' = any (f.has_columns) then
+        -- each row is a unit
+        select p.seq, p.message_id, p.seq, p.role = 'user' into r.seq, r.message_id, r.unit_seq, r.is_user
+        from (select t.*, bool_or(t.created_at > v_since) over (order by t.seq) as is_young from unnest(k.rows) t) p
+        where not p.is_young
+        order by p.seq desc limit 1;
+        v_seq := case when r.is_user then r.seq end;  -- what it costs is asked of a request only
+    else
+        select max(p.seq) into v_seq
         from (
-            select t.seq, t.created_at, max(t.seq) over (partition by t.unit_seq) as last_seq
-            from pycontext._source_rows(s.chat_id, s.source, v_from, s.hi_seq, null, true, is_narrow => true) t) q
-        window w as (order by q.seq)) p
-    where p.seq < border_seq and not p.is_young and p.last_seq = p.seq;
+            select q.seq, bool_or(q.created_at > v_since) over w as is_young, max(q.last_seq) over w as last_seq
+            from (
+                select t.seq, t.created_at, max(t.seq) over (partition by t.unit_seq) as last_seq
+                from pycontext._source_rows(s.chat_id, s.source, k.rows[1].seq, s.hi_seq, null, true, is_narrow => true) t) q
+            window w as (order by q.seq)) p
+        where p.seq < border_seq and not p.is_young and p.last_seq = p.seq;
+    end if;
     if v_seq is not null then
         r := pycontext._row_at(s, v_seq);
     end if;
@@ -249,7 +258,7 @@ declare
     v_more pycontext._source_batch;
 begin
     if not 'tool_calls' = any (f.has_columns) then
-        return null;
+        return null;  -- none is a call
     end if;
     k := pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, border_seq - 1, 512, 'newest places');
     if not exists (
@@ -388,5 +397,3 @@ $$;
 
 comment on function pycontext._cache_source_counts(pycontext.chat, text, integer, jsonb) is
     'Private. What cache_token_counts does for an adopted chat in its own encoding.';
-
-select pycontext._compile_sources();

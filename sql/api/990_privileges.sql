@@ -20,3 +20,6 @@ $$;
 
 -- Nothing is executable by PUBLIC; extras/roles.sql grants what readers and writers need.
 revoke execute on all functions in schema pycontext from public;
+
+-- The statements of the sources that are registered, as this version writes them.
+select pycontext._compile_sources();

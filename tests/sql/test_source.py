@@ -251,6 +251,88 @@ def test_a_result_finds_its_call_across_the_edge_of_a_range(primary_key_per_chat
     assert rows(5, 5) == [(5, 2)]
 
 
+def test_past_the_edge_of_a_range_only_its_results_are_read(primary_key_per_chat: Connection) -> None:
+    db = primary_key_per_chat
+    store(db, "e", [user("go"), assistant(None, call("A")), user("b"), assistant(None, call("B")), result("B", "b"), result("A", "a")])
+    query = "select seq, unit_seq from pycontext._thread_rows('e', 'posts', array[1], array[99], null, 3) order by seq"
+    assert db.execute(query).fetchall() == [(1, 1), (2, 2), (3, 3), (6, 2)]  # 5 answers 4, which is not among them
+
+
+KINDS = ["newest", "oldest", "newest user", "oldest user", "calls", "results", "newest places", "oldest places", "cut"]
+
+
+def kept(db: Connection, kind: str) -> Any:
+    """What the statement kept for the source reads between places 2 and 5."""
+    return db.execute(
+        "select r.* from source s cross join lateral"
+        " pycontext._read_relation('e', 2, 5, 2, null, null, null, 'o200k_base', s, %s) r",
+        (kind,),
+    ).fetchone()
+
+
+def planned(db: Connection, kind: str) -> Any:
+    """The same by the statement as it is made for one read."""
+    record = db.execute("select pycontext._source_query(s, %s) from source s", (kind,)).fetchone()
+    assert record
+    query = record[0]
+    for n, value in enumerate(("'e'", "2", "5", "2", "null", "null", "null", "'o200k_base'"), 1):
+        query = query.replace(f"${n}", value)
+    return db.execute(query).fetchone()
+
+
+@pytest.mark.core
+def test_a_source_has_its_statements_kept(posts: Connection) -> None:
+    db = posts
+    store(db, "e", [user("go"), assistant(None, call("A")), result("A", "a"), user("b"), assistant("c"), user("d")])
+    for kind in KINDS:
+        assert kept(db, kind)[2]
+        assert kept(db, kind) == planned(db, kind), kind
+    # another shape: what was kept no longer holds, and nobody has to know
+    db.execute("drop view source_post")
+    db.execute("create view source_post as select chat as chat_id, id as seq, id as message_id, role, content, created_at from post")
+    db.execute("select register_source('posts', 'source_post', true)")
+    assert db.execute("select message_id, is_shortened from working_window('e') where role = 'tool'").fetchall() == []
+    db.execute("update source set has_columns = '{name}'")
+    assert kept(db, "newest") == (None,) * 6
+    db.execute("select forget_source('posts')")
+    bodies = db.execute("select prosrc from pg_proc where proname = '_read_relation'").fetchall()
+    assert len(bodies) == 1
+    assert "source_post" not in bodies[0][0]
+
+
+@pytest.mark.core
+def test_statements_kept_quote_what_they_name(db: Connection) -> None:
+    names = ["it's", '"; drop table post; --', "$sql$ $q$ \\'", "%s %L {}"]
+    db.execute("create table post (chat text, id bigint, primary key (chat, id))")
+    db.execute("insert into post values ('e', 1), ('e', 2)")
+    for name in names:
+        view = psycopg.sql.Identifier(name)
+        db.execute(
+            psycopg.sql.SQL(
+                "create view {} as select chat as chat_id, id as seq, id as message_id, 'user' as role, {} as content, now() as created_at from post"
+            ).format(view, psycopg.sql.Literal(name))
+        )
+        db.execute("select register_source(%s, %s::regclass, true)", (name, view.as_string(db)))
+        assert db.execute("select content from working_window('e')").fetchall() == [(name,)] * 2
+    for name in names:
+        db.execute("select create_chat(%s, source => %s)", (name, name))
+    assert db.execute("select count(*) from post").fetchall() == [(2,)]
+
+
+@pytest.mark.core
+def test_who_may_not_replace_the_statements_kept_leaves_them(posts: Connection) -> None:
+    db = posts
+    body = "select oid, xmin, prosrc, proacl from pg_proc where proname = '_read_relation'"
+    before = db.execute(body).fetchall()
+    with db.transaction(force_rollback=True):
+        db.execute("create role clerk")
+        db.execute("grant usage on schema pycontext to clerk")
+        db.execute("grant execute on function pycontext._compile_sources() to clerk")
+        db.execute("set local role clerk")
+        db.execute("select pycontext._compile_sources()")
+        assert db.execute(body).fetchall() == before
+
+
 @pytest.mark.core
 def test_acts_that_belong_to_the_product_are_refused(posts: Connection) -> None:
     store(posts, "a", CHATS["plain"])
