@@ -221,6 +221,15 @@ as $$
     select coalesce(sum(pycontext.estimate_tokens(t.piece)), 0)::integer from unnest(texts) t (piece)
 $$;
 
+-- The exit status that a result tells at its beginning or end.
+create or replace function pycontext._exit_status(body text)
+returns text
+language sql immutable parallel safe
+as $$
+    select substring(left(body, 400) || E'\n' || right(body, 600)
+        from '(?i)exit(?:ed)?(?: with)?(?: code| status)?[:= ]+(-?[0-9]{1,3})\M')
+$$;
+
 -- One line instead of an old tool result: tool, main argument, size, outcome, and the #seq that brings it back.
 create or replace function pycontext._stub(tool text, argument text, body text, is_error boolean, seq bigint)
 returns text
@@ -228,8 +237,7 @@ language plpgsql immutable parallel safe
 set search_path = ''
 as $$
 declare
-    v_edge text := left(body, 400) || E'\n' || right(body, 600);
-    v_exit text := substring(v_edge from '(?i)exit(?:ed)?(?: with)?(?: code| status)?[:= ]+(-?[0-9]{1,3})\M');
+    v_exit text := pycontext._exit_status(body);
     v_first text := substring(body from '\S[^\n]*');
     v_last text := substring(right(body, 400) from '[^\n]*\S(?=\s*$)');
     v_line text := v_first;
@@ -245,6 +253,17 @@ begin
         length(body), length(body) - length(replace(body, E'\n', '')) + 1,
         coalesce(', exit ' || v_exit, '') || case when v_line <> '' then ', "' || v_line || '"' else '' end, seq));
 end
+$$;
+
+-- The same of a result that an earlier one told already: that one's line says the rest.
+create or replace function pycontext._repeat_stub(
+    tool text, argument text, body text, is_error boolean, seq bigint, told_seq bigint)
+returns text
+language sql immutable parallel safe
+as $$
+    select pycontext._escape_fences(format('[%s%s: %s%s characters%s, the same as #%s; shortened, full text is #%s]',
+        coalesce(tool, 'tool'), coalesce(' ' || argument, ''), case when is_error then 'error, ' else '' end,
+        length(body), coalesce(', exit ' || pycontext._exit_status(body), ''), told_seq, seq))
 $$;
 
 -- The argument that says what a call was about.

@@ -122,6 +122,8 @@ declare
     v_count jsonb;
     v_now timestamptz := clock_timestamp();
     v_act bigint;
+    v_is_error boolean;
+    v_told bigint;
 begin
     if coalesce(jsonb_typeof(messages), 'null') <> 'array' then
         perform pycontext._raise('PCX02', 'messages must be an array',
@@ -235,8 +237,18 @@ begin
         r.frozen_tokens := r.tokens;
         r.stub_tokens := r.tokens;
         if r.role = 'tool' and r.unit_seq <> r.seq and r.tokens > 60 then
-            r.stub := pycontext._stub(coalesce(v_open ->> 'name', r.name), v_open ->> 'argument', coalesce(v_body, ''),
-                coalesce(r.metadata ->> 'is_error', m ->> 'is_error', '') = 'true', r.seq);
+            v_is_error := coalesce(r.metadata ->> 'is_error', m ->> 'is_error', '') = 'true';
+            -- a result told before is told as that: by its place, which stands for as long as this one does
+            select t.seq into v_told
+            from pycontext.message t
+            where t.chat_id = c.chat_id and t.seq between greatest(coalesce(c.line_seq, 0), r.seq - 300) + 1 and r.seq - 1
+                and t.line_no = 0 and t.gone_act is null and t.role = 'tool'
+                and t.frozen_tokens = r.tokens and t.content = r.content
+            order by t.seq limit 1;
+            r.stub := case when v_told is null
+                then pycontext._stub(coalesce(v_open ->> 'name', r.name), v_open ->> 'argument', coalesce(v_body, ''), v_is_error, r.seq)
+                else pycontext._repeat_stub(coalesce(v_open ->> 'name', r.name), v_open ->> 'argument', coalesce(v_body, ''),
+                    v_is_error, r.seq, v_told) end;
             r.stub_tokens := 14 + pycontext.estimate_tokens(r.stub)
                 + case when r.name is null then 0 else 1 + pycontext.estimate_tokens(r.name) end;
         elsif r.calls > 0 and r.tokens > 200 then

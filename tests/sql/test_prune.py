@@ -221,3 +221,107 @@ def test_passes_that_save_little_are_not_repeated_until_the_chat_has_grown(db: C
     assert "the last two passes freed only 300 and 200 tokens" in reason
     talk(2)
     assert db.execute(decided).fetchone()[0] == "summarize"  # type: ignore[index]
+
+
+LOG = "".join(f"step {n} of the build went well\n" for n in range(120)) + "exit code 0"
+
+
+def runs(db: Connection, chat: str, *results: tuple[str, str]) -> None:
+    """A turn for each (tool, result)."""
+    for tool, text in results:
+        (n,) = db.execute("select last_seq from pycontext.chat where chat_id = %s", (chat,)).fetchone()  # type: ignore[misc]
+        call = {
+            "id": f"c{n}",
+            "type": "function",
+            "function": {"name": tool, "arguments": '{"path": "a.py"}'},
+        }
+        rows = [
+            {"role": "user", "content": "again"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{n}", "content": text},
+        ]
+        db.execute("select from pycontext.append_messages(%s, %s)", (chat, json.dumps(rows)))
+
+
+def results(db: Connection, chat: str, budget: int = 100000, as_of: str | None = None) -> dict[int, str]:
+    rows = db.execute(
+        "select seq, content #>> '{}' from pycontext.working_window(%s, %s, %s) where role = 'tool'",
+        (chat, budget, as_of),
+    )
+    return dict(rows.fetchall())
+
+
+def newest(db: Connection, chat: str) -> str:
+    row = db.execute(
+        "select message_id from pycontext.message where chat_id = %s order by seq desc limit 1", (chat,)
+    ).fetchone()
+    return row[0]  # type: ignore[index,no-any-return]
+
+
+def test_a_result_that_came_before_is_told_by_its_place(db: Connection) -> None:
+    """Twice, thrice, by another tool, across the border: once in words, each with its own number."""
+    db.execute("select pycontext.create_chat('r')")
+    other = LOG.replace("build", "tests")
+    runs(db, "r", ("build", "ok"), ("build", LOG), ("look", other), ("build", LOG), ("see", LOG))
+    runs(db, "r", ("build", other), *[("build", LOG.replace("step", f"s{n}")) for n in range(4)])
+    runs(db, "r", ("build", LOG), ("build", "ok"))
+    whole = results(db, "r")
+    before, at = whole, newest(db, "r")
+    (to_seq,) = db.execute("select to_seq from pycontext.prune_chat('r', 16000)").fetchone()  # type: ignore[misc]
+    told = results(db, "r", 16000)
+    assert 18 <= to_seq < 33
+    assert f"{len(LOG)} characters, 121 lines, exit 0, " in told[6]
+    for seq in (12, 15):
+        tool = "build" if seq == 12 else "see"
+        assert told[seq] == (
+            f"[{tool} a.py: {len(LOG)} characters, exit 0, the same as #6; shortened, full text is #{seq}]"
+        )
+    assert "the same as #9;" in told[18]
+    assert "the same as" not in told[6] + told[9]
+    assert told[33] == LOG, "after the border it is whole"
+    assert sum(len(told[seq]) for seq in (12, 15)) < len(told[6]) + 90
+    # what a row reads like depends on nothing that came after it, and a replay is of its day
+    runs(db, "r", ("build", LOG), ("look", other))
+    after = results(db, "r", 16000)
+    assert {seq: after[seq] for seq in told} == told
+    assert results(db, "r", as_of=at) == before
+    for seq, text in whole.items():
+        original = db.execute("select content #>> '{}' from pycontext.message_original('r', %s)", (seq,))
+        assert original.fetchone() == (text,)
+
+
+def test_what_a_line_or_a_reset_took_away_is_not_cited(db: Connection) -> None:
+    for kind in ("line", "reset", "redacted", "rewound"):
+        db.execute("select pycontext.create_chat(%s)", (kind,))
+        runs(db, kind, ("build", "ok"))
+        kept = newest(db, kind)
+        runs(db, kind, ("build", LOG))
+        if kind == "line":
+            db.execute(
+                "select pycontext.put_summary(%s, %s, %s)",
+                (kind, newest(db, kind), '{"notes": "it was built"}'),
+            )
+        elif kind == "reset":
+            db.execute("select pycontext.start_over(%s)", (kind,))
+        elif kind == "redacted":
+            db.execute("select pycontext.redact_message(%s, %s)", (kind, newest(db, kind)))
+        else:
+            db.execute("select pycontext.rewind_chat(%s, %s)", (kind, kept))
+        runs(db, kind, ("build", LOG), ("build", LOG))
+        stubs = db.execute(
+            "select seq, stub from pycontext.message where chat_id = %s and stub is not null and line_no = 0"
+            " and gone_act is null order by seq desc limit 2",
+            (kind,),
+        ).fetchall()
+        (_, told), (first, whole) = stubs
+        assert f"the same as #{first};" in told, kind
+        assert "lines" in whole, kind
+
+
+def test_a_result_that_is_not_worth_another_form_is_told_by_its_place_the_second_time(db: Connection) -> None:
+    db.execute("select pycontext.create_chat('s')")
+    text = "three of these orders were never paid: QX-1, QX-2 and QX-3; " * 3
+    runs(db, "s", ("build", text), ("build", text))
+    found = db.execute("select seq, stub from pycontext.message where role = 'tool' order by seq").fetchall()
+    assert found[0][1] is None
+    assert "the same as #3;" in found[1][1]
