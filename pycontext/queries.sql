@@ -17,7 +17,8 @@ from pycontext.start_turn(
     chat_id => %(chat_id)s::text, message => %(message)s::jsonb, token_budget => %(token_budget)s::integer,
     tool_tokens => %(tool_tokens)s::integer, system_prompt => %(system_prompt)s::text, profile => %(profile)s::text,
     context => %(context)s::text, format => %(format)s::text, memory => %(memory)s::text,
-    query_embedding => %(query_embedding)s::real[], recall => %(recall)s::boolean) t;
+    query_embedding => %(query_embedding)s::real[], recall => %(recall)s::boolean,
+    embedding_model => %(embedding_model)s::text) t;
 
 -- name: record_usage
 select u.is_taken, u.reason

@@ -235,24 +235,41 @@ class TurnCore:
             yield from compaction.quietly(self._job(compaction.AFTER_TURN), self._encodings)
 
     def _begin(self, element: Element | None, may_ask: Callable[[], bool]) -> Steps[None]:
-        """The first look: with recall by meaning, too, where an embedder gives the message's embedding."""
+        """The first look: with recall by meaning, too, where an embedder gives the request's embedding."""
+        does_recall = self._request.recall
+        choose = self._choose_embedder if does_recall else None
+        embedder = None if choose is None else choose(may_ask=may_ask())
         vector: list[float] | None = None
-        query = _said(element) if self._request.recall and element is not None else ""
-        if query.strip() and self._choose_embedder is not None:
-            embedder = self._choose_embedder(may_ask=may_ask())
-            if embedder is not None:
+        if embedder is not None:
+            query = yield from self._asked(element)
+            if query.strip():
                 vector = yield from embeddings.query(query, embedder)
+        if embedder is None or vector is None:
+            yield from self._start(element, does_recall)
+            return
         try:
-            yield from self._start(element, self._request.recall, vector)
+            yield from self._start(element, does_recall, vector, embedder.name)
         except (psycopg.errors.FeatureNotSupported, BadEmbedding) as error:
-            if vector is None:
-                raise
             what = error.message if isinstance(error, BadEmbedding) else error.diag.message_primary
             logger.warning("recall goes by words alone: %s", what)
-            yield from self._start(element, self._request.recall)
+            yield from self._start(element, does_recall)
+
+    def _asked(self, element: Element | None) -> Steps[str]:
+        """What the turn answers, as text. Of a turn that is resumed it stands in the chat."""
+        if element is not None:
+            return _said(element)
+        yield from self._start(None)
+        if self.seq is None or self.is_answered:
+            return ""
+        rows = yield from operations.original(self.chat_id, self.seq)
+        return "\n".join(_said({"content": row.content}) for row in rows)
 
     def _start(
-        self, element: Element | None, recall: bool = False, vector: list[float] | None = None
+        self,
+        element: Element | None,
+        recall: bool = False,
+        vector: list[float] | None = None,
+        embedding_model: str | None = None,
     ) -> Steps[None]:
         encoding = self._encodings.of(self.chat_id)
         row: Row = (
@@ -271,6 +288,7 @@ class TurnCore:
                     "format": self._request.format,
                     "memory": self._memory,
                     "query_embedding": vector,
+                    "embedding_model": embedding_model,
                     "recall": recall,
                 },
                 is_repeatable=element is None or "message_id" in element,

@@ -67,11 +67,13 @@ comment on function pycontext._reply_to(text, bigint, text, bigint) is
 
 -- The whole start of a turn in one round trip: get-or-create the chat, append the user's message, read the window.
 -- message null resumes the turn as it stands; one that others came after is read as of then. memory, context and what is recalled
--- (recall, or a query_embedding) are rendered beside the newest request, never stored. format: openai, anthropic, responses, or all of them by name. PCX02, PCX03, PCX05, PCX06.
+-- (recall, or a query_embedding, of embedding_model) are rendered beside the newest request, never stored. format: openai,
+-- anthropic, responses, or all of them by name. PCX02, PCX03, PCX05, PCX06, PCX13.
 create or replace function pycontext.start_turn(
     chat_id text, message jsonb default null, token_budget integer default null, tool_tokens integer default null,
     system_prompt text default null, profile text default null, context text default null, memory text default null,
-    query_embedding real[] default null, format text default 'openai', recall boolean default false)
+    query_embedding real[] default null, format text default 'openai', recall boolean default false,
+    embedding_model text default null)
 returns setof pycontext.turn_start
 language plpgsql volatile security definer
 set search_path = ''
@@ -154,7 +156,8 @@ begin
         r.reply := null;
     end if;
     if recall or query_embedding is not null then
-        memory := nullif(concat_ws(E'\n\n', nullif(memory, ''), pycontext._memory_text(chat_id, v_query, query_embedding)), '');
+        memory := nullif(concat_ws(E'\n\n', nullif(memory, ''), pycontext._memory_text(
+            chat_id, v_query, query_embedding, embedding_model)), '');
     end if;
     r.memory := memory;
     v_memory := nullif(concat_ws(E'\n\n', nullif(memory, ''), nullif(context, '')), '');

@@ -522,10 +522,10 @@ as $$
         join pycontext.chat k on k.chat_id = h.chat_id
         where h.seq > k.reset_seq and not (h.chat_id = c.chat_id and h.seq = any (shown))
         union all
-        -- a table of the product has no index of ours: its newest covered rows are read
+        -- a table of the product has no index of ours: its newest rows are read
         select r.chat_id, r.seq, null, r.role, r.tokens, r.created_at, t.n::integer
         from pycontext._thread_rows(c.chat_id, c.source, array[greatest(c.reset_seq, pycontext._origin(c.source)) + 1],
-            array[c.line_seq], null, 1000, true) r
+            array[4611686018427387904], null, 1000, true) r
         cross join lateral (select pycontext._words(pycontext._content_text(r.content)) as words offset 0) w
         cross join unnest(terms) with ordinality t (term, n)
         where c.source is not null and r.role in ('user', 'assistant') and r.seq <> all (shown) and w.words @@ t.term::tsquery
@@ -635,6 +635,7 @@ set search_path = ''
 as $$
 declare
     c pycontext.chat;
+    s pycontext._window_state;
     h record;
     m pycontext._thread_row;
     f pycontext.fact;
@@ -662,8 +663,12 @@ begin
     select t.* into c from pycontext.chat t where t.chat_id = recall.chat_id;
     if not found then
         -- an adopted chat of which nothing is derived yet, or none at all
-        perform pycontext._chat_state(chat_id, null, null);
-        return;
+        s := pycontext._chat_state(chat_id, null, null);
+        c.chat_id := chat_id;
+        c.tenant := pycontext._tenant(null);
+        c.profile := s.profile;
+        c.source := s.source;
+        c.reset_seq := 0;
     end if;
     select coalesce(max_tokens, least(p.memory_tokens, p.context_window / 8)) into v_left
     from pycontext.profile p where p.profile = c.profile;
@@ -734,7 +739,8 @@ begin
                 limit 1;
                 continue when v_at is null;
             end if;
-            v_source := (select k.source from pycontext.chat k where k.chat_id = h.chat_id);
+            v_source := case when h.chat_id = c.chat_id then c.source
+                else (select k.source from pycontext.chat k where k.chat_id = h.chat_id) end;
             select t.* into m
             from pycontext._thread_rows(h.chat_id, v_source, array[h.seq], array[h.seq], null, 1, true) t;
             continue when not found;
@@ -945,13 +951,13 @@ end
 $$;
 
 -- What recall finds for a request, as text: a paragraph a row, with its day and where it stands. Twin of memory_text.
-create or replace function pycontext._memory_text(chat_id text, query text, query_embedding real[])
+create or replace function pycontext._memory_text(chat_id text, query text, query_embedding real[], embedding_model text)
 returns text
 language sql stable
 as $$
     select string_agg(case when r.kind = 'fact' then format('[%s] %s', p.place, r.content) else q.said end,
         E'\n\n' order by r.ordinality)
-    from pycontext.recall(chat_id, query, query_embedding) with ordinality r
+    from pycontext.recall(chat_id, query, query_embedding, embedding_model => embedding_model) with ordinality r
     cross join lateral (select format('%s #%s', to_char(r.stated_at, 'YYYY-MM-DD'), r.seq) as place) p
     cross join lateral (
         select string_agg(format('[%s %s] %s', t.place, t.role, t.content), E'\n' order by t.seq) as said
@@ -965,5 +971,5 @@ as $$
             from jsonb_array_elements(r.also) a) t) q
 $$;
 
-comment on function pycontext._memory_text(text, text, real[]) is
+comment on function pycontext._memory_text(text, text, real[], text) is
     'Private. What recall finds for a query, as text for a memory block.';

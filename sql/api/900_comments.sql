@@ -503,15 +503,16 @@ comment on function pycontext.append_message(text, text, text, jsonb, text, text
 comment on function pycontext.append_message(text, text, jsonb, jsonb, text, text, text, timestamptz, jsonb) is
     'Appends one message with content as JSON (a string, or an array of parts) and returns its row: append_messages '
     'for one. Errors: as append_messages.';
-comment on function pycontext.start_turn(text, jsonb, integer, integer, text, text, text, text, real[], text, boolean) is
+comment on function pycontext.start_turn(
+    text, jsonb, integer, integer, text, text, text, text, real[], text, boolean, text) is
     'The whole start of a turn in one round trip: creates the chat if it is not there, appends message (an object, '
     'or a string for a user''s text; null = resume), notes token_budget with it and tool_tokens on the chat, and '
     'returns what to send as format openai, anthropic (with cache marks on blocks that the next request repeats) or '
     'responses, or all three by name. memory and context go fenced before the newest user message, are not stored, and what '
     'they take over the profile''s memory_tokens is taken off its budget. A retry with the same message_id is harmless: '
     'see is_answered; where another message has come after it, what it reads ends before that one. recall: facts and past messages '
-    'that fit the message go with memory, by its words, and by query_embedding (of the message''s text) where one is given, which asks '
-    'for recall by itself. Two turns at once on one chat: rows stand in the order they were stored, each turn reads all that was stored '
+    'that fit the message go with memory, by its words, and by query_embedding (of the message''s text, by embedding_model) where one '
+    'is given, which asks for recall by itself. Two turns at once on one chat: rows stand in the order they were stored, each turn reads all that was stored '
     'before, and calls stay with their results. Errors: PCX01 to PCX06, PCX09, PCX13; 0A000 for a query_embedding without '
     'sql/extras/embeddings.sql.';
 comment on function pycontext.put_summary(text, text, jsonb, jsonb, bigint, integer, jsonb, text) is

@@ -94,6 +94,46 @@ def test_by_meaning_after_one_embedding(database: pycontext.Database, llm: LLMSe
     assert len(llm.requests) == 2
 
 
+def test_a_resumed_turn_recalls_by_meaning(database: pycontext.Database, llm: LLMServer) -> None:
+    database.append("b", [{"role": "user", "content": "cats?"}, {"role": "user", "content": "by the way"}])
+    database.append("b", [{"role": "user", "content": "cats?"}])
+    with database.turn("b", recall=True) as turn:
+        assert "my cat sleeps" in blocks(turn.messages)[0]
+        turn.add({"role": "assistant", "content": "what of them?"})
+        assert "my cat sleeps" in blocks(turn.messages)[0]
+    assert [request["input"] for request in llm.requests] == [["cats?"]]
+    with database.turn("b", recall=True) as turn:  # there is nothing left to ask
+        assert turn.is_answered
+    assert len(llm.requests) == 1
+    with pytest.raises(pycontext.NoSuchChat), database.turn("nowhere", recall=True):
+        pass
+
+
+def test_a_chat_of_the_products_own_recalls_what_its_window_leaves_out(dsn: str, db: Connection) -> None:
+    """Nothing of ours is there yet, no row and no line: what does not fit the window is found by words."""
+    db.execute("""
+        create table said (id bigint primary key, chat bigint not null, role text, body text);
+        insert into said
+        select n, 7, (array['user', 'assistant'])[2 - n % 2], case n
+            when 501 then 'My lucky fish is called Анчоус'
+            when 1203 then 'What is my fish called?'
+            else 'Parcel ' || n || ' ' || repeat('is on its way ', 60) end
+        from generate_series(1, 1203) n;
+        create view said_rows as
+        select chat as chat_id, id as seq, id as message_id, role, body as content, now() as created_at
+        from said;
+        select pycontext.register_source('shop', 'said_rows', true);
+    """)
+    with pycontext.connect(dsn) as memory:
+        (found, *_) = memory.recall(7, "What is my fish called?")
+        assert (found.seq, found.role) == (501, "user")
+        shown = memory.recall(7, "Where is parcel 1201?")
+        assert not any(row.content.startswith("Parcel 1201 ") for row in shown)
+        with memory.turn(7, recall=True, compact="off") as turn:
+            assert "Анчоус" in blocks(turn.messages)[0]
+            assert "Анчоус" not in json.dumps(turn.messages[:-2], ensure_ascii=False)
+
+
 def test_an_async_turn_recalls_by_meaning(database: Any, dsn: str, embedder: OpenAIEmbedder) -> None:
     async def found() -> str:
         async with (
@@ -117,11 +157,8 @@ def test_what_fails_leaves_the_words_and_a_line_in_the_log(
     name = "other" if fault == "another model" else "tiny"
     if fault == "not installed":
         db.execute("drop table pycontext.embedding cascade")
-    elif fault != "another model":
+    elif fault != "another model":  # whose embeddings are as long
         llm.script(fault)
-    else:  # its embeddings are longer
-        data = [{"object": "embedding", "index": 0, "embedding": [1.0, 2.0, 3.0, 4.0]}]
-        llm.script(lambda _: (200, {"object": "list", "model": "other", "data": data, "usage": {}}))
     other = OpenAIEmbedder(name, base_url=llm.url, timeout=2, max_retries=0)
     with (
         pycontext.connect(dsn, embedder=other) as memory,
@@ -142,10 +179,11 @@ def test_start_turn_takes_an_embedding(database: pycontext.Database, db: Connect
         assert found in memory
         assert blocks(messages) == [f"<memory-context>\n{memory}\n</memory-context>"]
     rows = len(database.thread("b"))
-    for wrong, state in (([1.0], "PCX13"), ([1.0] * 4, "PCX13")):
+    of_model = start.replace("real[])", "real[], embedding_model => 'other')")
+    for statement, wrong in ((start, [1.0]), (start, [1.0] * 4), (of_model, CATS)):
         with pytest.raises(psycopg.Error) as error:
-            db.execute(start, (wrong,))
-        assert error.value.sqlstate == state
+            db.execute(statement, (wrong,))
+        assert error.value.sqlstate == "PCX13"
     db.execute("drop table pycontext.embedding cascade")
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="not installed"):
         db.execute(start, (CATS,))
