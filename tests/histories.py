@@ -363,7 +363,7 @@ class Machine:
             head_tokens=row[0],
             image_tokens=row[1],
             token_scale=float(row[2]),
-            last_result_wins=self.kind == "adopted",
+            is_adopted=self.kind == "adopted",
         )
         self.refresh()
 

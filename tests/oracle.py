@@ -102,8 +102,8 @@ class Thread:
     head_tokens: int = 2000
     image_tokens: int = 1000
     token_scale: float = 1.0
-    #: an adopted table keeps no memory of what was answered: a second result for a call replaces the first
-    last_result_wins: bool = False
+    #: the rows live in the product's own table, which keeps no memory of the lines there were
+    is_adopted: bool = False
 
     # --- structure ---
 
@@ -117,14 +117,14 @@ class Thread:
             if row.role == "tool" and row.tool_call_id is not None:
                 call = newest.get(row.tool_call_id)
                 line = row.line_at_arrival
-                if call is not None and self.last_result_wins:
+                if call is not None and self.is_adopted:
                     line = max((x.seq for x in self.lines if x.seq < row.seq), default=-(2**62))
                 if call is None or call.seq <= line:
                     if call is not None:
                         newest.pop(row.tool_call_id)
                     continue
                 key = (call.seq, row.tool_call_id)
-                if key in answered and not self.last_result_wins:
+                if key in answered:
                     continue
                 unit[row.seq] = call.seq
                 if not row.is_pending:
@@ -168,25 +168,31 @@ class Thread:
         return [[r for r in self.rows if unit[r.seq] == start] for start in starts if start > reset]
 
     def head(self) -> list[Row]:
-        """The first turn since the last reset: whole units within its limit, the request itself always."""
+        """The first turn since the last reset, within its limit, the request itself always.
+
+        It ends where every call so far had its result: nothing comes into it later.
+        """
         unit = self.units()
         reset = self.reset_seq()
-        rows = sorted((r for r in self.rows if r.seq > reset), key=lambda r: (unit[r.seq], r.seq))
-        first = next((n for n, r in enumerate(rows) if r.is_user), None)
+        first = next((r for r in self.rows if r.is_user and r.seq > reset), None)
         if first is None:
             return []
-        head = [rows[first]]
-        total = rows[first].frozen
-        rest = rows[first + 1 :]
-        n = 0
-        while n < len(rest) and not rest[n].is_user:
-            group = [r for r in rest if unit[r.seq] == unit[rest[n].seq]]
-            total += sum(r.frozen for r in group)
-            if total > self.head_tokens:
+        end = first.seq
+        total = first.frozen
+        open_calls: list[tuple[int, str]] = []
+        for row in self.rows:
+            if row.seq <= first.seq or (self.is_adopted and unit[row.seq] < first.seq):
+                continue
+            total += row.frozen
+            if row.is_user or total > self.head_tokens:
                 break
-            head += group
-            n += len(group)
-        return head
+            open_calls += [(row.seq, call["id"]) for call in row.tool_calls or []]
+            answered = (unit[row.seq], row.tool_call_id)
+            if row.role == "tool" and not row.is_pending and answered in open_calls:
+                open_calls.remove(answered)
+            if not open_calls:
+                end = row.seq
+        return [r for r in self.rows if first.seq <= unit[r.seq] <= end]
 
     # --- rendering ---
 
@@ -441,7 +447,7 @@ class Thread:
             size = sum(r.frozen for r in self.rows if low <= r.seq <= high)
             least = sum(min(r.frozen, r.tokens) for r in inside if r.seq not in seqs) - 200
             _hold(
-                least <= tokens or self.last_result_wins,
+                least <= tokens or self.is_adopted,
                 "6 a marker tells the size",
                 tokens,
                 size,

@@ -469,10 +469,10 @@ declare
     k pycontext._source_batch;
     v_rows pycontext._source_row[];
     v_more pycontext._source_batch;
-    v_edge bigint;
+    v_edge bigint := to_seq;
     v_first bigint;
     -- ranges are ranges of units, but for those read by seq from one end
-    v_by_unit boolean := not newest_first and message_id is null and not users_only and from_seq < to_seq;
+    v_by_unit boolean := not newest_first and message_id is null and not users_only;
 begin
     select coalesce(r.encoding, d.encoding) as encoding, coalesce(r.image_tokens, d.image_tokens) as image_tokens into p
     from pycontext.profile d
@@ -504,9 +504,11 @@ begin
     if k.has_calls and (not is_narrow or max_rows is distinct from 1) then
         v_rows := pycontext._source_calls(f, chat_id, v_rows, p.encoding) || v_rows;
     end if;
+    if k.looked_at >= max_rows then
+        v_edge := v_rows[cardinality(v_rows)].seq;
+    end if;
     if k.has_calls and v_by_unit then
-        -- results after the range whose calls are in it
-        v_edge := case when k.looked_at >= max_rows then v_rows[cardinality(v_rows)].seq else to_seq end;
+        -- results after what was read whose calls are in it
         if v_edge < 4611686018427387904 and exists (
             select from unnest(v_rows) r
             cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
@@ -522,7 +524,7 @@ begin
     select w.*
     from pycontext._shape_source(chat_id, v_rows, k.has_calls, p.encoding, p.image_tokens, is_narrow) w
     -- past the edge only results of calls before it: the others' calls have not been read
-    where case when v_by_unit then w.unit_seq between from_seq and coalesce(v_edge, to_seq) else w.seq >= v_first end;
+    where case when v_by_unit then w.unit_seq between from_seq and v_edge else w.seq >= v_first end;
 end
 $$;
 
@@ -678,7 +680,7 @@ begin
             select g.n::integer, w.*
             from unnest(walked) w
             join unnest(from_seq, to_seq) with ordinality g (lo, hi, n)
-                on case when g.lo = g.hi then w.seq = g.lo else w.unit_seq between g.lo and g.hi end;
+                on case when newest_first then w.seq else w.unit_seq end between g.lo and g.hi;
         else
             return query
             select g.n::integer, s.*

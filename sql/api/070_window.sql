@@ -212,16 +212,18 @@ begin
         end loop;
         v_to := least(head_from + 200, s.hi_seq);
     end if;
-    -- whole units only: a running sum that is at a unit's last row, before the next user message
+    -- as appends leave it: up to a row before the next user message where every call so far has its result, so that
+    -- nothing comes into it later
     select max(h.seq), coalesce(max(h.total), 0) into head_to, head_frozen
     from (
-        select r.seq, sum(r.frozen_tokens) over w as total, lead(r.unit_seq) over w is distinct from r.unit_seq as is_last,
-            count(*) filter (where r.is_user) over w as users
+        select r.seq, sum(r.frozen_tokens) over w as total, count(*) filter (where r.is_user) over w as users,
+            sum(case when r.calls > 0 then r.calls when r.role <> 'tool' or r.unit_seq = r.seq
+                or coalesce(r.metadata ->> 'pending', '') = 'true' then 0 else -1 end) over w as waiting
         from pycontext._thread_rows(s.chat_id, s.source, array[head_from], array[v_to], s.act_arg,
             case when s.source is not null then 200 end, walked => s.walked, walked_at => s.walked_at) r
         where r.seq <= s.hi_seq
-        window w as (order by r.unit_seq, r.seq)) h
-    where h.is_last and h.users = 1 and (h.total <= s.head_tokens or h.seq = head_from);
+        window w as (order by r.seq)) h
+    where h.users = 1 and (h.seq = head_from or h.waiting = 0 and h.total <= s.head_tokens);
 end
 $$;
 
@@ -545,7 +547,7 @@ set search_path = ''
 as $$
 begin
     select array_agg(t.unit_seq order by t.unit_seq),
-        array_agg(case when s.source is null then t.unit_seq else t.to_seq end order by t.unit_seq), coalesce(sum(t.tokens), 0)
+        array_agg(t.unit_seq order by t.unit_seq), coalesce(sum(t.tokens), 0)
     into s.pin_from, s.pin_to, s.pin_tokens
     from unnest(pins) t
     where t.unit_seq < before_unit and t.unit_seq is distinct from s.border_request;

@@ -430,7 +430,9 @@ begin
         select u.* from (
             select * from rows
             union all
-            select * from pycontext._lines(thread.chat_id, (select min(r.seq) from rows r), v_to)) u
+            -- before the first row, too: a line stays where a product has deleted what it followed
+            select * from pycontext._lines(thread.chat_id,
+                (select case when count(*) < max_rows then pycontext._origin(v_source) else min(r.seq) end from rows r), v_to)) u
         order by u.seq desc, u.line_no desc limit max_rows) t
     order by t.seq, t.line_no;
 end

@@ -1059,9 +1059,8 @@ begin
         order by i.unit_seq, i.at_act) p
     cross join lateral (
         select sum(greatest(r.tokens, r.frozen_tokens)) as tokens
-        from pycontext._thread_rows(_live_pins.chat_id, v_source, array[p.unit_seq],
-            array[case when v_source is null then p.unit_seq else p.to_seq end], case when v_source is null then act end) r
-        where r.unit_seq = p.unit_seq) u
+        from pycontext._thread_rows(_live_pins.chat_id, v_source, array[p.unit_seq], array[p.unit_seq],
+            case when v_source is null then act end) r) u
     where u.tokens is not null
     order by p.at_act, p.seq;
 end
@@ -1130,9 +1129,8 @@ begin
     s := pycontext._chat_state(chat_id, null, null);
     select q.unit_seq, q.to_seq into u from pycontext._unit_of(c, r) q;
     select coalesce(sum(greatest(t.tokens, t.frozen_tokens)), 0) into v_pins
-    from pycontext._thread_rows(c.chat_id, c.source, array[u.unit_seq],
-        array[case when c.source is null then u.unit_seq else u.to_seq end]) t
-    where t.unit_seq = u.unit_seq and (s.turn_seq is null or t.unit_seq < s.turn_seq);
+    from pycontext._thread_rows(c.chat_id, c.source, array[u.unit_seq], array[u.unit_seq]) t
+    where s.turn_seq is null or t.unit_seq < s.turn_seq;
     select v_pins + coalesce(sum(q.tokens), 0) into v_pins
     from pycontext._live_pins(c.chat_id) q
     where q.unit_seq <> u.unit_seq and (s.turn_seq is null or q.unit_seq < s.turn_seq);

@@ -365,7 +365,7 @@ begin
             where coalesce((e.value ->> 'line_no')::integer, 0) = 0
             group by 1) n on n.seq = r.seq
         cross join lateral (select r.role = 'tool' and not exists (
-            select from pycontext._source_rows(c.chat_id, c.source, r.seq, r.seq, null, false, is_narrow => true) x
+            select from pycontext._source_rows(c.chat_id, c.source, r.seq, r.seq, null, true, is_narrow => true) x
             where x.unit_seq < x.seq) as is_orphan) o
         cross join lateral pycontext._row_facts(r.content, case when r.role = 'assistant'
             and jsonb_typeof(r.tool_calls) = 'array' and r.tool_calls <> '[]' then r.tool_calls end, r.role, r.name,

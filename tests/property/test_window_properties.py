@@ -100,9 +100,23 @@ class Session:
                 if calls and all(m["role"] == "tool" for m in earlier[calls[-1] + 1 :]):
                     earlier = earlier[: calls[-1] + 1]
                 if self.machine.kind == "adopted":
-                    # a late result comes unannounced there: nobody can log it
-                    stand_ins = ("no result yet", "waiting for a person")
-                    stop = next((n for n, m in enumerate(earlier) if m["content"] in stand_ins), None)
+                    # a late result comes unannounced there, in place of a stand-in or of an interim result: nobody
+                    # can log it
+                    thread = self.machine.thread
+                    interim = {
+                        (r.tool_call_id, str(thread.render(r, thread.units())))
+                        for r in thread.rows
+                        if r.is_pending and r.role == "tool"
+                    }
+                    stop = next(
+                        (
+                            n
+                            for n, m in enumerate(earlier)
+                            if m["content"] in ("no result yet", "waiting for a person")
+                            or (m.get("tool_call_id"), str(m["content"])) in interim
+                        ),
+                        None,
+                    )
                     if stop is not None:
                         while earlier[stop]["role"] == "tool":
                             stop -= 1

@@ -248,7 +248,29 @@ def test_a_result_finds_its_call_across_the_edge_of_a_range(primary_key_per_chat
 
     assert rows(1, 3) == [(1, 1), (2, 2), (3, 3), (5, 2)]  # the unit comes whole
     assert rows(3, 6) == [(3, 3), (4, 4), (6, 6)]  # and goes whole
-    assert rows(5, 5) == [(5, 2)]
+    assert rows(2, 2) == [(2, 2), (5, 2)]
+    assert rows(5, 5) == []
+
+
+def test_a_line_stays_in_the_thread_where_the_message_it_follows_was_deleted(posts: Connection) -> None:
+    store(posts, "a", [user("first"), assistant("ok"), user("second"), assistant("sure")])
+    posts.execute("select start_over('a', null)")
+    store(posts, "a", [user(f"u{n}") for n in range(4)])
+
+    def kinds(before: int | None = None, most: int = 50) -> list[tuple[str, int]]:
+        return posts.execute(
+            "select kind, seq from thread('a', %s, %s) order by seq, kind", (before, most)
+        ).fetchall()
+
+    rows = [("message", n) for n in range(5, 9)]
+    posts.execute("delete from post where chat = 'a' and id = 4")
+    assert kinds() == [("message", 1), ("message", 2), ("message", 3), ("summary", 4), *rows]
+    posts.execute("delete from post where chat = 'a' and id < 4")
+    assert kinds() == [("summary", 4), *rows]
+    assert kinds(most=4) == rows
+    assert kinds(before=5, most=4) == [("summary", 4)]
+    posts.execute("delete from post where chat = 'a'")
+    assert kinds() == [("summary", 4)]
 
 
 def test_past_the_edge_of_a_range_only_its_results_are_read(primary_key_per_chat: Connection) -> None:

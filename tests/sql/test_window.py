@@ -749,6 +749,53 @@ def test_a_pinned_request_stays_where_the_tail_is_cut(begin: Begin, is_compacted
     assert cut, "the row beside it is cut"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_pinned_unit_takes_the_results_that_come_late_and_no_other_unit(begin: Begin, is_late: bool) -> None:
+    chat = begin(user("begin " * 20), says("begun"), user("look"), calls("A", "B"), says("meanwhile"))
+    if is_late:
+        chat.append(result("A", "found a"), calls("C"), result("C"), result("B", "found b"))
+    chat.play(Pin(len(chat.thread.rows) - 4))
+    if not is_late:
+        chat.append(result("A", "found a"), calls("C"), result("C"), result("B", "found b"))
+    chat.append(*[says(f"long {n} " * 100) for n in range(9)], user("go"))
+    for is_counted in (False, True):
+        for budget in (400, 600, 1000):
+            messages = held(chat, budget)
+            assert [m["content"] for m in messages if m["role"] == "tool"] == ["found a", "found b"]
+        if not is_counted:
+            chat.play(Count())
+
+
+def test_the_head_ends_before_a_call_that_waits(begin: Begin) -> None:
+    """What it holds is whole: a result that comes later changes nothing at the front of every request."""
+    chat = begin(user("u1"), says("let me see"), calls("A", "B"), result("A"), says("it takes a while"), user("u2"))
+    chat.append(*[says(f"long {n} " * 100) for n in range(12)], user("u3"))
+    held(chat, 800)
+    sections = {w["seq"]: w["section"] for w in chat.window(800)}
+    first = [r.seq for r in chat.thread.rows]
+    assert [s for s in first if sections.get(s) == "head"] == first[:2]
+    chat.play(Compact(2000))
+    assert chat.thread.newest_line() is not None
+    for text in ("b at last", "and again"):
+        assert [w["seq"] for w in chat.window(8000) if w["section"] == "head"] == first[:2]
+        before = held(chat, 8000)
+        chat.append(result("B", text))
+        assert held(chat, 8000)[: len(before)] == before
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_long_first_turn_is_read_whole(begin: Begin, width: int) -> None:
+    """The first rows of a product's table, and the newest, are read apart: inside an exchange, too."""
+    chat = begin(user("u1"))
+    for n in range(60 // width):
+        names = [f"c{n}_{i}" for i in range(width)]
+        chat.append(calls(*names), *[result(i, f"{i} " * 10) for i in names])
+        if n == 30 // width:
+            chat.append(user("u2"))
+    for budget in range(1000, 3000, 250):
+        held(chat, budget)
+
+
 def test_a_marker_counts_nothing_twice(begin: Begin) -> None:
     """A pinned first turn that gives way at last: it was in the head, then apart, then behind the marker."""
     chat = begin(user("a long first message " * 150))
