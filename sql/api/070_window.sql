@@ -77,7 +77,10 @@ declare
     v_rows integer := 16;
 begin
     if s.source is not null then
-        return pycontext._first_unit(s, s.walked_units[cardinality(s.walked_units)]);
+        if s.walked_units[cardinality(s.walked_units)] > s.lo_seq then
+            b := pycontext._first_unit(s, s.walked_units[cardinality(s.walked_units)]);
+        end if;
+        return b;
     end if;
     loop
         select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user into b
@@ -788,8 +791,10 @@ begin
             s.marker_from := coalesce(s.marker_from, pycontext._first_seq(s));
             s.marker_tokens := b.start_total - s.total_base + v_before;
             s.border_request := v_request.seq;
-            -- it is shown, right after the marker
-            s.marker_tokens := greatest(s.marker_tokens - coalesce(v_request.frozen_tokens, 0), 0);
+            -- it is shown, right after the marker; so are pins, before it
+            s.marker_tokens := greatest(s.marker_tokens - coalesce(v_request.frozen_tokens, 0)
+                - pycontext._pinned_between(v_pins, s.marker_from - 1, v_request.seq)
+                - pycontext._pinned_between(v_pins, coalesce(v_request.seq, s.marker_from - 1), s.first_unit), 0);
             s.marker_to := pycontext._marker_end(s, s.marker_from, s.first_unit,
                 array_append(s.pin_units, v_request.seq));
             if s.marker_to between s.head_from and s.head_to then

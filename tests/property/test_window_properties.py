@@ -100,8 +100,8 @@ class Session:
                 if calls and all(m["role"] == "tool" for m in earlier[calls[-1] + 1 :]):
                     earlier = earlier[: calls[-1] + 1]
                 if self.machine.kind == "adopted":
-                    # a late result comes unannounced there, in place of a stand-in or of an interim result: nobody
-                    # can log it
+                    # a late result comes unannounced there, in place of a stand-in or of an interim result:
+                    # nobody can log it
                     thread = self.machine.thread
                     interim = {
                         (r.tool_call_id, str(thread.render(r, thread.units())))

@@ -750,7 +750,9 @@ def test_a_pinned_request_stays_where_the_tail_is_cut(begin: Begin, is_compacted
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_pinned_unit_takes_the_results_that_come_late_and_no_other_unit(begin: Begin, is_late: bool) -> None:
+def test_a_pinned_unit_takes_the_results_that_come_late_and_no_other_unit(
+    begin: Begin, is_late: bool
+) -> None:
     chat = begin(user("begin " * 20), says("begun"), user("look"), calls("A", "B"), says("meanwhile"))
     if is_late:
         chat.append(result("A", "found a"), calls("C"), result("C"), result("B", "found b"))
@@ -768,7 +770,9 @@ def test_a_pinned_unit_takes_the_results_that_come_late_and_no_other_unit(begin:
 
 def test_the_head_ends_before_a_call_that_waits(begin: Begin) -> None:
     """What it holds is whole: a result that comes later changes nothing at the front of every request."""
-    chat = begin(user("u1"), says("let me see"), calls("A", "B"), result("A"), says("it takes a while"), user("u2"))
+    chat = begin(
+        user("u1"), says("let me see"), calls("A", "B"), result("A"), says("it takes a while"), user("u2")
+    )
     chat.append(*[says(f"long {n} " * 100) for n in range(12)], user("u3"))
     held(chat, 800)
     sections = {w["seq"]: w["section"] for w in chat.window(800)}
@@ -794,6 +798,36 @@ def test_a_long_first_turn_is_read_whole(begin: Begin, width: int) -> None:
             chat.append(user("u2"))
     for budget in range(1000, 3000, 250):
         held(chat, budget)
+
+
+def test_a_marker_does_not_count_the_pins_among_what_it_marks(begin: Begin) -> None:
+    chat = begin(user("u1"), user("u2"), says("left out " * 40), says("pinned " * 200))
+    chat.play(Pin(0))
+    chat.append(says("left out " * 40), says("pinned " * 200))
+    chat.play(Pin(0))
+    chat.append(user("u3"), *[says(f"long {n} " * 200) for n in range(4)])
+    sizes = []
+    for budget in range(1000, 2200, 150):
+        held(chat, budget)
+        window = chat.window(budget)
+        shown = {w["seq"] for w in window if w["section"] != "omitted"}
+        for w in window:
+            if w["section"] == "omitted":
+                low, high, size = chat.thread._marker(w)
+                rows = [r.frozen for r in chat.thread.rows if low <= r.seq <= high and r.seq not in shown]
+                # of a product's table it is told as far as it was read
+                assert (0 if chat.kind == "adopted" else sum(rows) - 20) <= size <= sum(rows) + 20
+                sizes.append(size)
+    assert sizes
+
+
+def test_a_late_result_of_what_stands_before_the_first_turn(begin: Begin) -> None:
+    injected = {"metadata": {"injected": True}}
+    for text in ("late", "late " * 600):
+        chat = begin(user("context " * 500, **injected), calls("A", "B"), result("B", "b " * 60), user("go"))
+        chat.append(result("A", text))
+        for budget in (120, 300, 500, 900, 1500):
+            held(chat, budget)
 
 
 def test_a_marker_counts_nothing_twice(begin: Begin) -> None:
