@@ -18,7 +18,7 @@ from pycontext.start_turn(
     tool_tokens => %(tool_tokens)s::integer, system_prompt => %(system_prompt)s::text, profile => %(profile)s::text,
     context => %(context)s::text, format => %(format)s::text, memory => %(memory)s::text,
     query_embedding => %(query_embedding)s::real[], recall => %(recall)s::boolean,
-    embedding_model => %(embedding_model)s::text) t;
+    embedding_model => %(embedding_model)s::text, request_id => %(request_id)s::text) t;
 
 -- name: record_usage
 select u.is_taken, u.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -289,6 +290,7 @@ class TurnCore:
                     "memory": self._memory,
                     "query_embedding": vector,
                     "embedding_model": embedding_model,
+                    "request_id": None if element is not None else self.message_id,
                     "recall": recall,
                 },
                 is_repeatable=element is None or "message_id" in element,
@@ -360,6 +362,7 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
     ) -> None:
         super().__init__(request, encodings, choose, flush, choose_embedder)
         self._runner = runner
+        self._lock = threading.RLock()  # results of tools may be added by threads of their own
 
     def __enter__(self) -> Turn:
         self._runner.run(self._enter(lambda: self._runner.may_ask))
@@ -382,7 +385,8 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
         Raises BadMessage, MessageIdReused, ToolResultWithoutId.
         SQL: append_messages, record_usage, start_turn.
         """
-        return self._runner.run(self._add(reply, lambda: self._runner.may_ask))
+        with self._lock:
+            return self._runner.run(self._add(reply, lambda: self._runner.may_ask))
 
     def make_room(self, error: BaseException) -> bool:
         """After a provider's error: True where the window is smaller now, and the request may be sent again.
@@ -394,7 +398,8 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
         system prompt, pins and newest message alone are too long. SQL: compaction_plan, put_summary,
         start_turn.
         """
-        return self._runner.run(self._make_room(error, lambda: self._runner.may_ask))
+        with self._lock:
+            return self._runner.run(self._make_room(error, lambda: self._runner.may_ask))
 
     def __exit__(
         self,

@@ -49,7 +49,7 @@ as $$
     from (
         select t.* from pycontext._stored_row t
         where t.chat_id = _reply_to.chat_id and t.message_id > _reply_to.message_id || '/'
-            and t.message_id < _reply_to.message_id || '0'
+            and t.message_id < _reply_to.message_id || '0' and strpos(substr(t.message_id, length(_reply_to.message_id) + 2), '/') = 0
         union all
         select t.* from pycontext._stored_row t
         where t.chat_id = _reply_to.chat_id and t.seq > _reply_to.seq and t.seq < coalesce(to_seq, 9223372036854775807)
@@ -66,14 +66,15 @@ comment on function pycontext._reply_to(text, bigint, text, bigint) is
     'Private. The reply to a request: by its id, else by its place.';
 
 -- The whole start of a turn in one round trip: get-or-create the chat, append the user's message, read the window.
--- message null resumes the turn as it stands; one that others came after is read as of then. memory, context and what is recalled
+-- message null resumes the turn as it stands (of request_id, the newest where that is null); one that others came after is read
+-- as of then. memory, context and what is recalled
 -- (recall, or a query_embedding, of embedding_model) are rendered beside the newest request, never stored. format: openai,
 -- anthropic, responses, or all of them by name. PCX02, PCX03, PCX05, PCX06, PCX13.
 create or replace function pycontext.start_turn(
     chat_id text, message jsonb default null, token_budget integer default null, tool_tokens integer default null,
     system_prompt text default null, profile text default null, context text default null, memory text default null,
     query_embedding real[] default null, format text default 'openai', recall boolean default false,
-    embedding_model text default null)
+    embedding_model text default null, request_id text default null)
 returns setof pycontext.turn_start
 language plpgsql volatile security definer
 set search_path = ''
@@ -136,8 +137,18 @@ begin
         end if;
     else
         s := pycontext._chat_state(chat_id, token_budget, null);
-        r.seq := s.turn_seq;
-        select t.message_id into r.message_id from pycontext._row_at(s, s.turn_seq) t;
+        select t.seq, t.message_id into r.seq, r.message_id
+        from pycontext._thread_rows(chat_id, s.source, array[0::bigint], array[s.hi_seq], message_id => request_id) t
+        where request_id is not null;
+        if not found then
+            r.seq := s.turn_seq;
+            select t.message_id into r.message_id from pycontext._row_at(s, s.turn_seq) t;
+        elsif r.seq < s.turn_seq and s.source is null then
+            select t.seq into v_next
+            from pycontext._stored_row t
+            where t.chat_id = start_turn.chat_id and t.seq > r.seq and t.line_no = 0 and t.is_user and t.gone_act is null
+            order by t.seq limit 1;
+        end if;
         if recall or query_embedding is not null then
             select pycontext._content_text(t.content) into v_query
             from pycontext._thread_rows(chat_id, s.source, array[r.seq], array[r.seq], null, 1, true) t;

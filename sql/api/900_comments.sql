@@ -504,9 +504,9 @@ comment on function pycontext.append_message(text, text, jsonb, jsonb, text, tex
     'Appends one message with content as JSON (a string, or an array of parts) and returns its row: append_messages '
     'for one. Errors: as append_messages.';
 comment on function pycontext.start_turn(
-    text, jsonb, integer, integer, text, text, text, text, real[], text, boolean, text) is
+    text, jsonb, integer, integer, text, text, text, text, real[], text, boolean, text, text) is
     'The whole start of a turn in one round trip: creates the chat if it is not there, appends message (an object, '
-    'or a string for a user''s text; null = resume), notes token_budget with it and tool_tokens on the chat, and '
+    'or a string for a user''s text; null = resume the turn of request_id, or of the newest request), notes token_budget with it and tool_tokens on the chat, and '
     'returns what to send as format openai, anthropic (with cache marks on blocks that the next request repeats) or '
     'responses, or all three by name. memory and context go fenced before the newest user message, are not stored, and what '
     'they take over the profile''s memory_tokens is taken off its budget. A retry with the same message_id is harmless: '

@@ -18,7 +18,7 @@ from openai.types.responses import Response
 
 import pycontext
 
-pytestmark = pytest.mark.runners("sync", "async")
+pytestmark = pytest.mark.runners("sync", "async", "pooled", long="pooled")
 
 Connection = psycopg.Connection[Any]
 JSON = dict[str, Any]
