@@ -21,6 +21,8 @@ where false;
 comment on view pycontext._source_batch is 'Private. What one statement reads of a product''s relation.';
 
 -- Where a product's relation holds rows of one chat: $1 chat, $2 and $3 seq from and to, $6 and $7 the times of these.
+-- The chat is no constant to the planner, and rows are ordered by it first: else it may walk an index of seq alone, over
+-- the rows of every chat, since it thinks that few are looked at.
 create or replace function pycontext._source_range(
     f pycontext.source, from_seq text default '$2', from_at text default '$6')
 returns text
@@ -31,7 +33,7 @@ declare
     v_lo text := case when f.order_type like '%with time zone' then format('(%s at time zone ''UTC'')', from_at) else from_at end;
     v_hi text := case when f.order_type like '%with time zone' then '($7 at time zone ''UTC'')' else '$7' end;
 begin
-    return ' from ' || f.relation::pg_catalog.regclass::text || ' x where x.chat_id = $1::' || f.chat_type
+    return ' from ' || f.relation::pg_catalog.regclass::text || ' x where x.chat_id = any (array[$1::' || f.chat_type || '])'
         || case when f.order_type is null then ' and x.seq between ' || from_seq || ' and $3'
             else ' and x.order_at between ' || v_lo || ' and ' || v_hi || ' and (x.order_at > ' || v_lo || ' or x.seq >= '
                 || from_seq || ') and (x.order_at < ' || v_hi || ' or x.seq <= $3)' end;
@@ -59,7 +61,7 @@ declare
     v_is_narrow boolean := kind like '% places';
     v_is_counted boolean := kind not like '% places' and kind <> 'all';
     v_way text := case when kind like 'newest%' or kind in ('id', 'calls') then ' desc' else '' end;
-    v_order text := ' order by ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way;
+    v_order text := ' order by x.chat_id' || v_way || ', ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way;
 begin
     if kind = 'cut' then
         return 'with e as materialized (select (select x.seq::bigint' || pycontext._source_range(f) || v_order
@@ -150,6 +152,7 @@ begin
         set search_path = ''
         set plan_cache_mode = force_generic_plan
         set max_parallel_workers_per_gather = 0
+        set enable_seqscan = off
         set enable_sort = off
         set enable_bitmapscan = off
         set jit = off

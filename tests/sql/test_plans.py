@@ -154,6 +154,80 @@ def test_plans_of_hot_paths(chats15: Connection, line: str) -> None:
         assert taken["long"] <= 1.3 * taken["short"] + 20, (name, taken)
 
 
+def adopt(db: Connection, long: int) -> None:
+    """The same messages in a table of a product's own, interleaved: chats 1 (long) and 2 (short)."""
+    db.execute(
+        """
+        create table post (
+            id bigint primary key, chat bigint not null, role text not null, content text not null,
+            created_at timestamptz not null default now() - interval '1 day');
+        create index post_chat_ix on post (chat, id);
+        create view source_post as
+        select chat as chat_id, id as seq, id as message_id, role, content, created_at from post;
+        """
+    )
+    with db.cursor().copy("copy post (id, chat, role, content) from stdin") as copy:
+        for n in range(long):
+            for chat in (1, 2) if n < SHORT else (1,):
+                copy.write_row((2 * n + chat, chat, message(n)["role"], message(n)["content"]))
+    db.execute("select register_source('posts', 'source_post', is_default => true)")
+    db.execute("vacuum analyze")
+
+
+def count_rows(db: Connection, chat_id: str) -> None:
+    """Every row counted, as estimated."""
+    db.execute(
+        "select cache_token_counts(%(chat)s, 'o200k_base', (select jsonb_agg(jsonb_build_object("
+        "'seq', u.seq, 'tokens', 80)) from uncounted_messages(%(chat)s, max_rows => 100000) u"
+        " where u.seq > 0))",
+        {"chat": chat_id},
+    )
+
+
+#: Buffers of the same for a chat in the product's own table.
+MOST_ADOPTED = {"working_window": 600, "compaction_plan": 1200, "thread": 300}
+
+
+@pytest.fixture
+def adopted15(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    """Chats in a product's table, on the server that has auto_explain."""
+    clone: Connection = request.getfixturevalue("clone15")
+    clone.autocommit = True
+    clone.execute("set search_path = public, pycontext")
+    adopt(clone, LONG)
+    yield clone
+    clone.close()
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_plans_over_a_products_table(adopted15: Connection, counted: bool) -> None:
+    if counted:
+        for chat_id in ("1", "2"):
+            count_rows(adopted15, chat_id)
+        adopted15.execute("vacuum analyze")
+    plans = Plans(adopted15)
+    for name, most in MOST_ADOPTED.items():
+        taken = {}
+        for chat_id in ("1", "2"):
+            found = plans.of(HOT[name], {"chat": chat_id, "budget": BUDGET})
+            looked = set()
+            for plan in found:
+                for node in nodes(plan["Plan"]):
+                    context = (name, chat_id, plan["Query Text"], node)
+                    relation = node.get("Relation Name")
+                    looked.add(relation)
+                    if relation not in ("post", "token_count"):
+                        continue
+                    assert node["Node Type"] in ("Index Scan", "Index Only Scan"), context
+                    assert "chat" in node["Index Cond"], context
+                    assert node.get("Rows Removed by Filter", 0) <= 100, context
+            assert {"post", "token_count"} <= looked, (name, looked)
+            taken[chat_id] = buffers(found[-1])
+            assert taken[chat_id] <= most, (name, taken)
+        # of a long chat a piece is cut: where its 2,000 rows end is found by walking an index
+        assert taken["1"] <= 1.3 * taken["2"] + (60 if name == "compaction_plan" else 20), (name, taken)
+
+
 def counters(db: Connection) -> tuple[int, int]:
     """Sequential scans of the messages so far, and rows fetched by an index."""
     db.execute("select pg_stat_force_next_flush()")
