@@ -644,7 +644,8 @@ begin
     if s.walked_at @> s.lo_seq + 1 then
         return s;
     end if;
-    select array_agg(w) filter (where (s.walked_at @> w.unit_seq) is not true), min(w.seq), max(w.unit_seq),
+    -- by seq: a late result is there, though its unit is not
+    select array_agg(w) filter (where (s.walked_at @> w.seq) is not true), min(w.seq), max(w.unit_seq),
         bool_or(w.calls > 0)
     into v_rows, s.first_seq, v_edge, v_is_open
     from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, s.hi_seq, 16, false, first_turn => true) w;

@@ -183,8 +183,8 @@ def common_bytes(before: str, after: str) -> int:
 
 
 def replay(machine: Machine, messages: Sequence[Message], budget: int) -> tuple[int, int, int, int]:
-    """Requests before each reply: bytes sent, bytes that are a prefix of the request before, requests, and how many
-    do not begin with the whole of the one before.
+    """Requests before each reply: bytes sent, bytes that begin the request before, requests, and how
+    many do not begin with the whole of it.
     """
     sent = same = requests = broken = 0
     before = ""

@@ -821,6 +821,15 @@ def test_a_marker_does_not_count_the_pins_among_what_it_marks(begin: Begin) -> N
     assert sizes
 
 
+def test_a_late_result_between_the_rows_read_first_and_last_is_there_once(begin: Begin) -> None:
+    for opening in ([], [user("u1")]):
+        chat = begin(*opening, calls("A", "B"), says("meanwhile " * 60), result("A", "late " * 60))
+        chat.play(Pin(0))
+        chat.append(says("well " * 400))
+        for budget in range(400, 1000, 50):
+            held(chat, budget)
+
+
 def test_a_late_result_of_what_stands_before_the_first_turn(begin: Begin) -> None:
     injected = {"metadata": {"injected": True}}
     for text in ("late", "late " * 600):
