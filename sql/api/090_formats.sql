@@ -58,16 +58,16 @@ begin
 end
 $$;
 
--- Calls as chat completions take them. Those of the Responses API's own tools are told as functions' of that name.
+-- Calls as chat completions take them, without the place a stream gave them. Those of the Responses API's own tools are told as functions' of that name.
 create or replace function pycontext._openai_calls(tool_calls jsonb)
 returns jsonb
 language sql immutable parallel safe
 as $$
-    select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item))' then (
+    select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item) || exists (@.index))' then (
         select jsonb_agg(case when c.value ->> 'type' = 'custom'
             then jsonb_build_object('id', c.value -> 'id', 'type', 'custom', 'custom', jsonb_build_object(
                 'name', c.value #> '{function,name}', 'input', c.value #> '{function,arguments}'))
-            else (c.value - 'item') || '{"type": "function"}' end order by c.ordinality)
+            else (c.value - '{item,index}'::text[]) || '{"type": "function"}' end order by c.ordinality)
         from jsonb_array_elements(tool_calls) with ordinality c)
     else tool_calls end
 $$;
