@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -405,26 +406,31 @@ def test_a_summary_is_never_larger_than_what_it_replaces(
 def test_a_turn_starts_at_once_while_the_model_sleeps(
     memory: pycontext.Database, dsn: str, fill: Fill, llm: LLMServer
 ) -> None:
-    """Also of a chat that is over its trigger: the window fits without the summary."""
-    fill("a", 40)
+    """Also of a chat that is over its trigger: the window fits without the summary. As fast as one that nobody
+    compacts."""
+    for chat in ("a", "b"):
+        fill(chat, 40)
     llm.default = slowly(4)
     in_background = threading.Thread(target=_compact, args=(dsn, llm.url, "a"))
     in_background.start()
     while not llm.requests:
         time.sleep(0.02)
-    times = []
-    for number in range(5):
-        with pycontext.connect(dsn) as fresh:
-            turn = fresh.turn("a", f"turn {number}", compact="off")
-            started = time.monotonic()
-            with turn:
-                times.append(time.monotonic() - started)
-                assert turn.window_tokens <= turn.token_budget
-                assert turn.is_degraded
+    times: dict[str, list[float]] = {"a": [], "b": []}
+    for number in range(9):
+        for chat in times:
+            with pycontext.connect(dsn) as fresh:
+                turn = fresh.turn(chat, f"turn {number}", compact="off")
+                started = time.monotonic()
+                with turn:
+                    times[chat].append(time.monotonic() - started)
+                    assert turn.window_tokens <= turn.token_budget
+                    assert turn.is_degraded
     assert in_background.is_alive(), "all turns started while the model was at it"
     in_background.join(60)
-    print(f"turn start while a model sleeps: {sorted(times)[2] * 1000:.0f} ms (median of {len(times)})")
-    assert sorted(times)[2] < 1.0
+    best, middle = min(times["a"]), statistics.median(times["a"])
+    print(f"turn start while a model sleeps: best {best * 1000:.0f} ms, median {middle * 1000:.0f} ms")
+    assert best < 0.1
+    assert middle < 2 * statistics.median(times["b"]) + 0.05
     assert memory.status("a").line_id is not None
 
 
