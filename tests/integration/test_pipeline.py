@@ -406,8 +406,8 @@ def test_a_summary_is_never_larger_than_what_it_replaces(
 def test_a_turn_starts_at_once_while_the_model_sleeps(
     memory: pycontext.Database, dsn: str, fill: Fill, llm: LLMServer
 ) -> None:
-    """Also of a chat that is over its trigger: the window fits without the summary. As fast as one that nobody
-    compacts."""
+    """Also of a chat that is over its trigger: the window fits without the summary, and comes as fast as that
+    of a chat that nobody compacts."""
     for chat in ("a", "b"):
         fill(chat, 40)
     llm.default = slowly(4)
