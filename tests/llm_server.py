@@ -145,7 +145,7 @@ class LLMServer:
             "think_tag": {"content": "<think>The user wants …</think>"},
             "truncated": {"content": json.dumps(GOOD)[:60]},
             "prose": {
-                "content": "The user asked for the report about ticket QX-4471 and it was sent on 2024-05-20."
+                "content": "The report about ticket QX-4471 was asked for, and was sent on 2024-05-20."
             },
             "plain": {"content": f"{PLAIN}\n\nACTIVE TASK\n- none"},
             "fenced": {"content": f"Here it is:\n```json\n{json.dumps(GOOD)}\n```"},
