@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
+from pycontext.clean import clean_text
 from pycontext.summarizer import AnySummarizer, SummarizerFailed, SummaryRequest, SummaryResult
 
 T = TypeVar("T")
@@ -31,6 +32,12 @@ class Call:
     query: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     is_repeatable: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in self.parameters.items():
+            # contents have been cleaned; a name is not changed behind the caller's back
+            if isinstance(value, str) and value != clean_text(value):
+                raise ValueError(f"{name} must be text without NUL and lone surrogates")
 
 
 class Question:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -157,6 +158,25 @@ def test_python_replaces_it_at_every_depth_and_the_turn_is_kept(dsn: str, bad: s
     assert sent[2]["content"] == [{"type": "text", "text": good}]
     assert sent[2]["tool_calls"][0]["function"]["arguments"] == '{"q": 1}' + good
     assert sent[3]["content"] == good
+
+
+@pytest.mark.parametrize("bad", ["abc\x00def", "ok \ud83d tail"])
+def test_a_name_that_cannot_be_stored_is_refused_by_its_own_name(dsn: str, bad: str) -> None:
+    with pycontext.connect(dsn) as memory:
+        memory.create_chat("c")
+        doors: dict[str, Callable[[], object]] = {
+            "chat_id": lambda: memory.create_chat(bad),
+            "owner": lambda: memory.create_chat("d", owner=bad),
+            "tenant": lambda: memory.create_chat("d", tenant=bad),
+            "profile": lambda: memory.create_chat("d", profile=bad),
+            "message_id": lambda: memory.pin("c", bad),
+        }
+        for name, door in doors.items():
+            with pytest.raises(ValueError, match=f"^{name} must be text without NUL"):
+                door()
+        with pytest.raises(ValueError, match="must be text without NUL"):
+            memory.forget_owner(bad)
+        assert [r.chat_id for r in memory.append("c", ["still here"])] == ["c"]
 
 
 @pytest.mark.core
