@@ -372,89 +372,49 @@ $$;
 comment on function pycontext._look_back(pycontext._source_row[], bigint, integer) is
     'Private. The newest of a product''s rows that a budget holds, estimated where they are not counted.';
 
--- Rows of a product in the shape of our own: units, counts and totals are made here. Totals end with 0 at the newest.
--- Narrow: places only, nothing is counted and no content returned.
-create or replace function pycontext._shape_source(
-    chat_id text, source_rows pycontext._source_row[], has_calls boolean, encoding text, image_tokens integer,
-    is_narrow boolean default false)
-returns setof pycontext._stored_row
+-- The units of rows of a product, and which result takes the place of an interim one, by place in the array. null: a
+-- result that belongs to no call.
+create or replace function pycontext._source_units(
+    chat_id text, source_rows pycontext._source_row[], out units bigint[], out superseded bigint[])
 language plpgsql stable
 set search_path = ''
-set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_lines bigint[];
-    v_units bigint[];
-    v_superseded bigint[];
 begin
-    if has_calls then
-        select array_agg(m.seq) into v_lines
-        from pycontext.message m where m.chat_id = _shape_source.chat_id and m.line_no > 0 and m.gone_act is null;
-        with event as (
-            select r.seq, e.value ->> 'id' as call_id, r.seq as call_seq, false as is_final
-            from unnest(source_rows) r
-            cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
-            where r.role = 'assistant'
-            union all
-            select r.seq, r.tool_call_id, null, coalesce(r.metadata ->> 'pending', '') <> 'true'
-            from unnest(source_rows) r where r.role = 'tool'
-        ), found as (
-            select e.seq, e.call_id, e.is_final, e.call_seq is null as is_result,
-                max(e.call_seq) over (partition by e.call_id order by e.seq) as unit_seq
-            from event e
-        ), unit as (
-            -- the first final result of a call closes it; what comes after that answers nothing
-            select d.seq, d.unit_seq, case when not d.is_final then lead(d.seq) over w end as superseded_seq,
-                coalesce(bool_or(d.is_final) over (w rows between unbounded preceding and 1 preceding), false) as is_closed
-            from found d
-            where d.is_result and d.unit_seq is not null
-            window w as (partition by d.call_id, d.unit_seq order by d.seq)
-        )
-        -- null: a result that belongs to no call
-        select array_agg(case when r.role = 'tool' then u.unit_seq else r.seq end order by r.seq),
-            array_agg(u.superseded_seq order by r.seq)
-        into v_units, v_superseded
+    select array_agg(m.seq) into v_lines
+    from pycontext.message m where m.chat_id = _source_units.chat_id and m.line_no > 0 and m.gone_act is null;
+    with event as (
+        select r.seq, e.value ->> 'id' as call_id, r.seq as call_seq, false as is_final
         from unnest(source_rows) r
-        left join unit u on u.seq = r.seq and not u.is_closed and (v_lines is null or not exists (
-            select from unnest(v_lines) l where l >= u.unit_seq and l < u.seq));
-    end if;
-    return query
-    with counted as (
-        select d.*, o.is_orphan, d.role = 'assistant' and jsonb_typeof(d.tool_calls) = 'array' and d.tool_calls <> '[]' as is_call,
-            d.count_hash = d.body_hash + o.is_orphan::integer as is_counted,
-            d.tokens is not null and coalesce(d.count_hash = d.body_hash + o.is_orphan::integer, not o.is_orphan) as is_known
-        from rows from (unnest(source_rows), unnest(v_units), unnest(v_superseded)) d (seq, message_id, role, content,
-            tool_calls, tool_call_id, name, metadata, created_at, body_hash, tokens, reasoning_tokens, images, has_fence,
-            is_plain, count_hash, unit_seq, superseded_seq)
-        cross join lateral (select (d.role = 'tool' and d.unit_seq is null) as is_orphan) o
+        cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
+        where r.role = 'assistant'
+        union all
+        select r.seq, r.tool_call_id, null, coalesce(r.metadata ->> 'pending', '') <> 'true'
+        from unnest(source_rows) r where r.role = 'tool'
+    ), found as (
+        select e.seq, e.call_id, e.is_final, e.call_seq is null as is_result,
+            max(e.call_seq) over (partition by e.call_id order by e.seq) as unit_seq
+        from event e
+    ), unit as (
+        -- the first final result of a call closes it; what comes after that answers nothing
+        select d.seq, d.unit_seq, case when not d.is_final then lead(d.seq) over w end as superseded_seq,
+            coalesce(bool_or(d.is_final) over (w rows between unbounded preceding and 1 preceding), false) as is_closed
+        from found d
+        where d.is_result and d.unit_seq is not null
+        window w as (partition by d.call_id, d.unit_seq order by d.seq)
     )
-    select _shape_source.chat_id, null::bigint, c.seq, 0::smallint, 'message'::text, c.role, coalesce(c.unit_seq, c.seq),
-        x.tokens, x.tokens, x.tokens, coalesce(k.reasoning_tokens, c.reasoning_tokens),
-        -(sum(x.tokens) over (order by c.seq desc) - x.tokens)::bigint, 0::bigint, coalesce(k.images, c.images),
-        case when c.is_call then jsonb_array_length(c.tool_calls) else 0 end::smallint,
-        c.role = 'user' and coalesce(c.metadata ->> 'injected', '') <> 'true', coalesce(k.is_plain, c.is_plain),
-        coalesce(k.has_fence, c.has_fence), null::bigint, c.superseded_seq, 0::bigint,
-        case when c.is_counted then _shape_source.encoding end, c.message_id, c.tool_call_id, c.name, c.created_at,
-        null::text, null::text, null::jsonb, case when not is_narrow then c.content end,
-        case when c.is_call and not is_narrow then case when exists (
-                select from jsonb_array_elements(c.tool_calls) e
-                where jsonb_typeof(e.value #> '{function,arguments}') is distinct from 'string')
-            then pycontext._clean_calls(c.tool_calls) else c.tool_calls end end,
-        case when not is_narrow then c.metadata end, null::jsonb
-    from counted c
-    -- offset 0: a row that is known is not looked at
-    left join lateral (
-        select q.* from pycontext._row_facts(c.content, case when c.is_call then c.tool_calls end, c.role, c.name,
-            c.tool_call_id, c.is_orphan, _shape_source.image_tokens) q
-        where not c.is_known and not _shape_source.is_narrow
-        offset 0) k on true
-    cross join lateral (select coalesce(k.tokens, c.tokens) as tokens) x
-    order by c.seq;
+    select array_agg(case when r.role = 'tool' then u.unit_seq else r.seq end order by r.seq),
+        array_agg(u.superseded_seq order by r.seq)
+    into units, superseded
+    from unnest(source_rows) r
+    left join unit u on u.seq = r.seq and not u.is_closed and (v_lines is null or not exists (
+        select from unnest(v_lines) l where l >= u.unit_seq and l < u.seq));
 end
 $$;
 
-comment on function pycontext._shape_source(text, pycontext._source_row[], boolean, text, integer, boolean) is
-    'Private. Rows of a product''s relation in the shape of our own.';
+comment on function pycontext._source_units(text, pycontext._source_row[]) is
+    'Private. The units of rows of a product''s relation.';
 
 -- Rows of a chat that live in a relation of the product, in the shape of our own. Only this function, _read_source and
 -- _thread_rows know where messages live. A call and a result more than 512 rows apart do not find each other.
@@ -472,6 +432,8 @@ declare
     k pycontext._source_batch;
     v_rows pycontext._source_row[];
     v_more pycontext._source_batch;
+    v_units bigint[];
+    v_superseded bigint[];
     v_edge bigint := to_seq;
     v_first bigint;
     -- ranges are ranges of units, but for those read by seq from one end
@@ -523,9 +485,12 @@ begin
             v_rows := v_rows || v_more.rows;
         end if;
     end if;
+    if k.has_calls then
+        select u.units, u.superseded into v_units, v_superseded from pycontext._source_units(chat_id, v_rows) u;
+    end if;
     return query
     select w.*
-    from pycontext._shape_source(chat_id, v_rows, k.has_calls, p.encoding, p.image_tokens, is_narrow) w
+    from pycontext._shape_source(_source_rows.chat_id, v_rows, v_units, v_superseded, p.encoding, p.image_tokens, is_narrow) w
     -- past the edge only results of calls before it: the others' calls have not been read
     where case when v_by_unit then w.unit_seq between from_seq and v_edge else w.seq >= v_first end;
 end
@@ -543,6 +508,9 @@ declare
     k pycontext._source_batch;
     v_rows pycontext._source_row[];
     v_looked pycontext._source_row[];
+    v_all pycontext._source_row[];
+    v_units bigint[];
+    v_superseded bigint[];
     v_has_calls boolean := false;
     v_read bigint := 0;
     v_tokens bigint := 0;
@@ -569,6 +537,11 @@ begin
             v_rows := k.rows || v_rows;
         end if;
         if k.looked_at > 0 and v_rows is not null then
+            v_all := v_rows;
+            if v_has_calls then
+                v_all := pycontext._source_calls(f, s.chat_id, v_rows, s.encoding) || v_rows;
+                select u.units, u.superseded into v_units, v_superseded from pycontext._source_units(s.chat_id, v_all) u;
+            end if;
             -- in order of seq, as they come
             select array_agg(w), sum(w.tokens), bool_or(w.calls > 0),
                 array_agg(w.unit_seq) filter (where w.unit_seq = w.seq),
@@ -576,9 +549,7 @@ begin
                 array_agg(w.seq) filter (where w.is_user),
                 coalesce(range_agg(int8range(w.unit_seq + 1, w.seq, '[]')) filter (where w.unit_seq < w.seq), '{}')
             into s.walked, v_tokens, v_is_open, s.walked_units, s.walked_starts, s.walked_users, s.straddles
-            from pycontext._shape_source(s.chat_id,
-                case when v_has_calls then pycontext._source_calls(f, s.chat_id, v_rows, s.encoding) end || v_rows,
-                v_has_calls, s.encoding, s.image_tokens) w
+            from pycontext._shape_source(s.chat_id, v_all, v_units, v_superseded, s.encoding, s.image_tokens) w
             where w.seq > v_to;
         end if;
         exit when v_is_all or (v_tokens > s.token_budget and v_rows[1].role <> 'tool');
@@ -637,6 +608,8 @@ language plpgsql stable
 set search_path = ''
 as $$
 declare
+    k pycontext._source_batch;
+    v_all pycontext._stored_row[];
     v_rows pycontext._stored_row[];
     v_edge bigint;
     v_is_open boolean;
@@ -644,11 +617,19 @@ begin
     if s.walked_at @> s.lo_seq + 1 then
         return s;
     end if;
+    k := pycontext._fetch_source(pycontext._registered(s.source), s.chat_id, s.lo_seq + 1, s.hi_seq, 16, 'oldest', s.encoding);
+    if k.has_calls or not k.is_counted then
+        select array_agg(w) into v_all
+        from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, s.hi_seq, 16, false, first_turn => true) w;
+    else
+        select array_agg(w) into v_all
+        from pycontext._shape_source(s.chat_id, k.rows, null, null, s.encoding, s.image_tokens) w;
+    end if;
     -- by seq: a late result is there, though its unit is not
     select array_agg(w) filter (where (s.walked_at @> w.seq) is not true), min(w.seq), max(w.unit_seq),
         bool_or(w.calls > 0)
     into v_rows, s.first_seq, v_edge, v_is_open
-    from pycontext._source_rows(s.chat_id, s.source, s.lo_seq + 1, s.hi_seq, 16, false, first_turn => true) w;
+    from unnest(v_all) w;
     if v_edge is not null then
         s.walked := v_rows || s.walked;
         s.walked_at := coalesce(s.walked_at, '{}') + int8multirange(int8range(s.lo_seq + 1, v_edge, '[]'));

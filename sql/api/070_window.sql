@@ -140,10 +140,17 @@ as $$
 declare
     p pycontext._place_row;
 begin
+    if s.walked_at @> seq then
+        select r.seq, r.message_id, r.unit_seq, r.is_user, r.running_total, r.running_stub, r.frozen_tokens, r.stub_tokens,
+            r.after_user
+        into p
+        from unnest(s.walked) r
+        where r.seq = _row_at.seq;
+        return p;
+    end if;
     select r.seq, r.message_id, r.unit_seq, r.is_user, r.running_total, r.running_stub, r.frozen_tokens, r.stub_tokens, r.after_user
     into p
-    from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act, 1, true,
-        walked => s.walked, walked_at => s.walked_at) r;
+    from pycontext._thread_rows(s.chat_id, s.source, array[seq], array[seq], s.hi_act, 1, true) r;
     return p;
 end
 $$;
@@ -193,9 +200,8 @@ begin
         -- in what has been read, where that holds the turn whole
         v_to := (select least(upper(q) - 1, s.hi_seq) from unnest(s.walked_at) q where q @> v_from);
         select min(r.seq), count(*) into head_from, v_users
-        from pycontext._thread_rows(s.chat_id, s.source, array[v_from], array[v_to], walked => s.walked,
-            walked_at => s.walked_at) r
-        where r.is_user and v_to is not null;
+        from unnest(s.walked) r
+        where r.unit_seq between v_from and v_to and r.is_user;
         if v_to < s.hi_seq is not false and v_users < 2 then
             s.walked_at := null;
             v_to := s.hi_seq;

@@ -62,6 +62,51 @@ $$;
 comment on function pycontext._learn_source(text) is
     'Private. Keeps the types and optional columns of a source''s relation with its registration.';
 
+-- Rows of a product in the shape of our own: counts and totals are made here. Totals end with 0 at the newest. units null:
+-- there are no calls. Narrow: places only, nothing is counted and no content returned. An expression of its caller's: so
+-- it has no settings.
+create or replace function pycontext._shape_source(
+    chat_id text, source_rows pycontext._source_row[], units bigint[], superseded bigint[], encoding text,
+    image_tokens integer, is_narrow boolean default false)
+returns setof pycontext._stored_row
+language sql stable
+as $$
+    with counted as (
+        select d.*, o.is_orphan, d.role = 'assistant' and jsonb_typeof(d.tool_calls) = 'array' and d.tool_calls <> '[]' as is_call,
+            d.count_hash = d.body_hash + o.is_orphan::integer as is_counted,
+            d.tokens is not null and coalesce(d.count_hash = d.body_hash + o.is_orphan::integer, not o.is_orphan) as is_known
+        from rows from (unnest(source_rows), unnest(units), unnest(superseded)) with ordinality d (seq, message_id, role, content,
+            tool_calls, tool_call_id, name, metadata, created_at, body_hash, tokens, reasoning_tokens, images, has_fence,
+            is_plain, count_hash, unit_seq, superseded_seq, n)
+        cross join lateral (select (d.role = 'tool' and d.unit_seq is null) as is_orphan) o
+    )
+    select _shape_source.chat_id, null::bigint, c.seq, 0::smallint, 'message'::text, c.role, coalesce(c.unit_seq, c.seq),
+        x.tokens, x.tokens, x.tokens, coalesce(k.reasoning_tokens, c.reasoning_tokens),
+        (sum(x.tokens) over (order by c.n) - sum(x.tokens) over ())::bigint, 0::bigint, coalesce(k.images, c.images),
+        case when c.is_call then jsonb_array_length(c.tool_calls) else 0 end::smallint,
+        c.role = 'user' and coalesce(c.metadata ->> 'injected', '') <> 'true', coalesce(k.is_plain, c.is_plain),
+        coalesce(k.has_fence, c.has_fence), null::bigint, c.superseded_seq, 0::bigint,
+        case when c.is_counted then _shape_source.encoding end, c.message_id, c.tool_call_id, c.name, c.created_at,
+        null::text, null::text, null::jsonb, case when not is_narrow then c.content end,
+        case when c.is_call and not is_narrow then case when exists (
+                select from jsonb_array_elements(c.tool_calls) e
+                where jsonb_typeof(e.value #> '{function,arguments}') is distinct from 'string')
+            then pycontext._clean_calls(c.tool_calls) else c.tool_calls end end,
+        case when not is_narrow then c.metadata end, null::jsonb
+    from counted c
+    -- offset 0: a row that is known is not looked at
+    left join lateral (
+        select q.* from pycontext._row_facts(c.content, case when c.is_call then c.tool_calls end, c.role, c.name,
+            c.tool_call_id, c.is_orphan, _shape_source.image_tokens) q
+        where not c.is_known and not _shape_source.is_narrow
+        offset 0) k on true
+    cross join lateral (select coalesce(k.tokens, c.tokens) as tokens) x
+    order by c.n
+$$;
+
+comment on function pycontext._shape_source(text, pycontext._source_row[], bigint[], bigint[], text, integer, boolean) is
+    'Private. Rows of a product''s relation in the shape of our own.';
+
 -- Place, count and digest of the rows after after_seq up to to_seq: what a line is compared with later.
 create or replace function pycontext._segment_digest(chat_id text, source text, after_seq bigint, to_seq bigint)
 returns text
