@@ -428,7 +428,7 @@ def test_a_turn_starts_at_once_while_the_model_sleeps(
     assert in_background.is_alive(), "all turns started while the model was at it"
     in_background.join(60)
     best, middle = ({chat: of(seen) for chat, seen in times.items()} for of in (min, statistics.median))
-    print(f"turn start while a model sleeps: {best['a'] * 1000:.0f} ms at best, median {middle['a'] * 1000:.0f}")
+    print(f"turn start beside a model: {best['a'] * 1000:.0f} ms at best, median {middle['a'] * 1000:.0f}")
     assert best["a"] < max(0.1, 1.5 * best["b"]), "where other work slows all of them, as slow as the others"
     assert middle["a"] < 2 * middle["b"] + 0.05
     assert memory.status("a").line_id is not None
