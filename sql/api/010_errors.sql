@@ -2,7 +2,7 @@
 create or replace function pycontext._raise(state text, message text, detail text, hint text)
 returns void
 language plpgsql immutable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using errcode = state, message = message, detail = detail, hint = hint;
@@ -12,7 +12,7 @@ $$;
 create or replace function pycontext._no_such_chat(chat_id text)
 returns void
 language plpgsql immutable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pycontext._raise('PCX01', 'no such chat', format('chat_id is %L', chat_id),

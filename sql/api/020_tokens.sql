@@ -16,7 +16,7 @@ revoke execute on function pycontext._bytes_as_bits(text) from public;
 -- `chars` and returns the hundredths of tokens they take; `context` is the text they stand in.
 create or replace function pycontext._estimate_alphabets(context text, inout chars text, out hundredths bigint)
 language plpgsql immutable strict parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_class constant text[] := array[
@@ -55,7 +55,7 @@ revoke execute on function pycontext._estimate_alphabets(text, text) from public
 create or replace function pycontext._estimate_wide(chars text)
 returns bigint
 language plpgsql immutable strict parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_class constant text[] := array[
@@ -151,7 +151,7 @@ revoke execute on function pycontext._estimate_wide(text) from public;
 create or replace function pycontext.estimate_tokens(text text)
 returns integer
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_bytes integer := octet_length(text);

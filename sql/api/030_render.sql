@@ -128,7 +128,7 @@ $$;
 create or replace function pycontext._reduced(content jsonb, seq bigint, drop_images boolean, drop_reasoning boolean)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if drop_images then
@@ -146,7 +146,7 @@ create or replace function pycontext._rendered(
     content jsonb, has_fence boolean, is_orphan boolean, tool_call_id text, has_calls boolean)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_content jsonb := content;
@@ -178,7 +178,7 @@ create or replace function pycontext._count_pieces(
     content jsonb, tool_calls jsonb, role text, name text, image_tokens integer,
     out overhead integer, out texts text[], out reasoning text[], out images integer)
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     images := 0;
@@ -234,7 +234,7 @@ $$;
 create or replace function pycontext._stub(tool text, argument text, body text, is_error boolean, seq bigint)
 returns text
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_exit text := pycontext._exit_status(body);

@@ -28,7 +28,7 @@ $$;
 create or replace function pycontext._lock_chat(chat_id text, is_append boolean)
 returns pycontext.chat
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -65,7 +65,7 @@ create or replace function pycontext.create_chat(
     owner text default null, source text default null, metadata jsonb default null)
 returns text
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     p pycontext.profile;
@@ -114,7 +114,7 @@ $$;
 create or replace function pycontext.register_source(name text, relation regclass, is_default boolean default false)
 returns text
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_missing text;

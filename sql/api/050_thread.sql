@@ -27,7 +27,7 @@ create or replace function pycontext._source_range(
     f pycontext.source, from_seq text default '$2', from_at text default '$6')
 returns text
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_lo text := case when f.order_type like '%with time zone' then format('(%s at time zone ''UTC'')', from_at) else from_at end;
@@ -51,7 +51,7 @@ comment on function pycontext._source_range(pycontext.source, text, text) is
 create or replace function pycontext._source_query(f pycontext.source, kind text)
 returns text
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_calls text := case when 'tool_calls' = any(f.has_columns) then 'to_jsonb(x.tool_calls)' else 'null::jsonb' end;
@@ -114,7 +114,7 @@ comment on function pycontext._source_query(pycontext.source, text) is
 create or replace function pycontext._compile_sources()
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source;
@@ -149,7 +149,7 @@ begin
             encoding text, f pycontext.source, kind text)
         returns pycontext._source_batch
         language plpgsql stable
-        set search_path = ''
+        set search_path = pg_catalog, pg_temp
         set plan_cache_mode = force_generic_plan
         set max_parallel_workers_per_gather = 0
         set enable_seqscan = off
@@ -193,7 +193,7 @@ create or replace function pycontext._row_facts(
     content jsonb, tool_calls jsonb, role text, name text, tool_call_id text, is_orphan boolean, image_tokens integer,
     out tokens integer, out reasoning_tokens integer, out images smallint, out has_fence boolean, out is_plain boolean)
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_body text;
@@ -235,7 +235,7 @@ comment on function pycontext._row_facts(jsonb, jsonb, text, text, text, boolean
 create or replace function pycontext._registered(source text)
 returns pycontext.source
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source;
@@ -254,7 +254,7 @@ comment on function pycontext._registered(text) is 'Private. A source with the t
 create or replace function pycontext._is_value(given text, type text)
 returns boolean
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if given is null or type in ('text', 'character varying', 'pg_catalog.bpchar') or given ~ (case type
@@ -280,7 +280,7 @@ create or replace function pycontext._fetch_source(
     message_id text default null)
 returns pycontext._source_batch
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     k pycontext._source_batch;
@@ -308,7 +308,7 @@ create or replace function pycontext._source_calls(
     f pycontext.source, chat_id text, source_rows pycontext._source_row[], encoding text)
 returns pycontext._source_row[]
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     k pycontext._source_batch;
@@ -339,7 +339,7 @@ comment on function pycontext._source_calls(pycontext.source, text, pycontext._s
 create or replace function pycontext._look_back(source_rows pycontext._source_row[], budget bigint, image_tokens integer)
 returns pycontext._source_row[]
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     r pycontext._source_row;
@@ -377,7 +377,7 @@ comment on function pycontext._look_back(pycontext._source_row[], bigint, intege
 create or replace function pycontext._source_units(
     chat_id text, source_rows pycontext._source_row[], out units bigint[], out superseded bigint[])
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_lines bigint[];
@@ -424,7 +424,7 @@ create or replace function pycontext._source_rows(
     first_turn boolean default false)
 returns setof pycontext._stored_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source := pycontext._registered(source);
@@ -501,7 +501,7 @@ $$;
 create or replace function pycontext._read_source(s pycontext._window_state)
 returns pycontext._window_state
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source := pycontext._registered(s.source);
@@ -578,7 +578,7 @@ comment on function pycontext._read_source(pycontext._window_state) is
 create or replace function pycontext._read_request(s pycontext._window_state, from_seq bigint, to_seq bigint)
 returns pycontext._window_state
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_rows pycontext._stored_row[];
@@ -605,7 +605,7 @@ comment on function pycontext._read_request(pycontext._window_state, bigint, big
 create or replace function pycontext._read_head(s pycontext._window_state)
 returns pycontext._window_state
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     k pycontext._source_batch;
@@ -653,7 +653,7 @@ create or replace function pycontext._thread_rows(
     walked_at int8multirange default null)
 returns setof pycontext._thread_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$

@@ -2,7 +2,7 @@
 create or replace function pycontext._check_message(m jsonb, n bigint)
 returns void
 language plpgsql immutable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_at text := format('message %s: %s', n, left(m::text, 200));
@@ -66,7 +66,7 @@ $$;
 create or replace function pycontext._time_of(value text, n bigint)
 returns timestamptz
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     return value::timestamptz;
@@ -104,7 +104,7 @@ $$;
 create or replace function pycontext.append_messages(chat_id text, messages jsonb)
 returns setof pycontext.message
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -322,7 +322,7 @@ create or replace function pycontext.append_message(
     name text default null, message_id text default null, created_at timestamptz default null, metadata jsonb default null)
 returns pycontext.message
 language sql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select m from pycontext.append_messages(chat_id, jsonb_build_array(jsonb_build_object(
         'role', role, 'content', content, 'tool_calls', tool_calls, 'tool_call_id', tool_call_id, 'name', name,
@@ -334,7 +334,7 @@ create or replace function pycontext.append_message(
     name text default null, message_id text default null, created_at timestamptz default null, metadata jsonb default null)
 returns pycontext.message
 language sql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select pycontext.append_message(chat_id, role, to_jsonb(content), tool_calls, tool_call_id, name, message_id,
         created_at, metadata)

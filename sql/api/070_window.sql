@@ -3,7 +3,7 @@
 create or replace function pycontext._grid_budget(profile_budget integer, token_budget integer)
 returns numeric
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_budget numeric := profile_budget;
@@ -27,7 +27,7 @@ $$;
 create or replace function pycontext._first_unit(s pycontext._window_state, from_seq bigint)
 returns pycontext._border_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     b pycontext._border_row;
@@ -51,7 +51,7 @@ $$;
 create or replace function pycontext._first_seq(s pycontext._window_state)
 returns bigint
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if s.source is null and s.hi_act = 0 and s.straddles = '{}' then
@@ -70,7 +70,7 @@ $$;
 create or replace function pycontext._newest_unit(s pycontext._window_state)
 returns pycontext._border_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     b pycontext._border_row;
@@ -99,7 +99,7 @@ $$;
 create or replace function pycontext._border(s pycontext._window_state, total bigint)
 returns pycontext._border_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     b pycontext._border_row;
@@ -135,7 +135,7 @@ $$;
 create or replace function pycontext._row_at(s pycontext._window_state, seq bigint)
 returns pycontext._place_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     p pycontext._place_row;
@@ -160,7 +160,7 @@ create or replace function pycontext._request_before(
     s pycontext._window_state, unit_seq bigint, after_user bigint, lo_seq bigint)
 returns pycontext._place_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     p pycontext._place_row;
@@ -188,7 +188,7 @@ $$;
 create or replace function pycontext._head_range(
     s pycontext._window_state, out head_from bigint, out head_to bigint, out head_frozen integer)
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_from bigint := s.lo_seq + 1;
@@ -239,7 +239,7 @@ $$;
 create or replace function pycontext._no_such_message(chat_id text, message_id text)
 returns void
 language plpgsql immutable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pycontext._raise('PCX02', 'no such message in this chat',
@@ -252,7 +252,7 @@ $$;
 create or replace function pycontext._marker_end(s pycontext._window_state, from_seq bigint, border_seq bigint, shown bigint[])
 returns bigint
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_seq bigint := border_seq - 1;
@@ -310,7 +310,7 @@ $$;
 create or replace function pycontext._chat_state(chat_id text, token_budget integer, as_of text)
 returns pycontext._window_state
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$
@@ -537,7 +537,7 @@ $$;
 create or replace function pycontext._pinned_between(pins pycontext._pin_row[], after_unit bigint, before_unit bigint)
 returns bigint
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if pins is null then
@@ -552,7 +552,7 @@ $$;
 create or replace function pycontext._with_pins(s pycontext._window_state, pins pycontext._pin_row[], before_unit bigint)
 returns pycontext._window_state
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     select array_agg(t.unit_seq order by t.unit_seq),
@@ -569,7 +569,7 @@ $$;
 create or replace function pycontext._window_state(chat_id text, token_budget integer, as_of text)
 returns pycontext._window_state
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     s pycontext._window_state := pycontext._chat_state(chat_id, token_budget, as_of);

@@ -91,7 +91,7 @@ $$;
 create or replace function pycontext._shorten_text(body text, max_tokens integer, seq bigint)
 returns text
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_length integer := length(body);
@@ -129,7 +129,7 @@ $$;
 create or replace function pycontext._shorten_json(j json, max_length integer, seq bigint)
 returns json
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     case json_typeof(j)
@@ -155,7 +155,7 @@ $$;
 create or replace function pycontext._shorten_arguments(arguments text, max_tokens integer, seq bigint)
 returns text
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_text text;
@@ -183,7 +183,7 @@ $$;
 create or replace function pycontext._cap(costs integer[], floors integer[], available bigint)
 returns integer
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_low integer := 0;
@@ -213,7 +213,7 @@ $$;
 create or replace function pycontext._shorten_row(r pycontext._thread_row, max_tokens integer, image_tokens integer)
 returns pycontext._thread_row
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     k record;
@@ -292,7 +292,7 @@ $$;
 create or replace function pycontext._shortened_window(s pycontext._window_state)
 returns setof pycontext.window_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_rows pycontext._thread_row[];
@@ -615,7 +615,7 @@ create or replace function pycontext.working_window(
     chat_id text, token_budget integer default null, as_of text default null)
 returns setof pycontext.window_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$
@@ -745,7 +745,7 @@ create or replace function pycontext.working_window(
     chat_id uuid, token_budget integer default null, as_of text default null)
 returns setof pycontext.window_row
 language sql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select * from pycontext.working_window(chat_id::text, token_budget, as_of)
 $$;
@@ -754,7 +754,7 @@ create or replace function pycontext.working_window(
     chat_id bigint, token_budget integer default null, as_of text default null)
 returns setof pycontext.window_row
 language sql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select * from pycontext.working_window(chat_id::text, token_budget, as_of)
 $$;

@@ -44,7 +44,7 @@ $$;
 create or replace function pycontext._openai_content(content jsonb, role text, has_calls boolean)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if jsonb_typeof(content) is distinct from 'array' then
@@ -76,7 +76,7 @@ $$;
 create or replace function pycontext._openai_of(rows pycontext.window_row[], memory text, strict_roles boolean)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_messages jsonb;
@@ -138,7 +138,7 @@ $$;
 create or replace function pycontext._failed(chat_id text, rows pycontext.window_row[])
 returns bigint[]
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_source text := (select c.source from pycontext.chat c where c.chat_id = _failed.chat_id);
@@ -173,7 +173,7 @@ create or replace function pycontext.openai_messages(
     chat_id text, token_budget integer default null, as_of text default null, memory text default null)
 returns jsonb
 language sql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select pycontext._openai_of(pycontext._window_array(chat_id, token_budget, as_of), memory, pycontext._strict_roles(chat_id))
 $$;
@@ -218,7 +218,7 @@ $$;
 create or replace function pycontext._call_ids(tool_calls jsonb, seq bigint, used jsonb)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_ids jsonb := '{}';
@@ -248,7 +248,7 @@ $$;
 create or replace function pycontext._call_input(arguments text)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if jsonb_typeof(arguments::jsonb) = 'object' then
@@ -268,7 +268,7 @@ $$;
 create or replace function pycontext._cache_marks(rows pycontext.window_row[], has_memory boolean, thinking_seq bigint)
 returns integer[]
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_system integer;
@@ -310,7 +310,7 @@ $$;
 create or replace function pycontext._anthropic_of(rows pycontext.window_row[], memory text, marks integer[], failed bigint[])
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_mark constant jsonb := '{"type": "ephemeral"}';
@@ -392,7 +392,7 @@ create or replace function pycontext.anthropic_messages(
     chat_id text, token_budget integer default null, as_of text default null, memory text default null)
 returns jsonb
 language sql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select pycontext._anthropic_of(w.rows, memory, null, pycontext._failed(chat_id, w.rows))
     from pycontext._window_array(chat_id, token_budget, as_of) w (rows)
@@ -404,7 +404,7 @@ create or replace function pycontext.thread(
     chat_id text, before_seq bigint default null, max_rows integer default 50)
 returns setof pycontext.thread_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$

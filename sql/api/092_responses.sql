@@ -31,7 +31,7 @@ $$;
 create or replace function pycontext._responses_reply(content jsonb, is_open boolean, has_calls boolean, is_followed boolean)
 returns jsonb[]
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_items jsonb[];
@@ -82,7 +82,7 @@ $$;
 create or replace function pycontext._responses_call(call jsonb, call_id text, is_open boolean, result text)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_type text := coalesce(call ->> 'type', 'function');
@@ -119,7 +119,7 @@ $$;
 create or replace function pycontext._responses_output(call jsonb, call_id text, content jsonb, is_error boolean)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_type text := coalesce(call ->> 'type', 'function_call');
@@ -154,7 +154,7 @@ create or replace function pycontext._responses_of(
     rows pycontext.window_row[], memory text, strict_roles boolean, failed bigint[])
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_items jsonb[] := '{}';
@@ -246,7 +246,7 @@ create or replace function pycontext.responses_input(
     chat_id text, token_budget integer default null, as_of text default null, memory text default null)
 returns jsonb
 language sql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select pycontext._responses_of(w.rows, memory, pycontext._strict_roles(chat_id), pycontext._failed(chat_id, w.rows))
     from pycontext._window_array(chat_id, token_budget, as_of) w (rows)

@@ -43,7 +43,7 @@ create or replace function pycontext._source_piece(
     out to_seq bigint)
 returns record
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source := pycontext._registered(s.source);
@@ -66,7 +66,7 @@ $$;
 create or replace function pycontext.compaction_plan(chat_id text, token_budget integer default null)
 returns setof pycontext.compaction_plan_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$
@@ -253,7 +253,7 @@ $$;
 create or replace function pycontext.compaction_source(chat_id text, after_message_id text)
 returns setof pycontext.compaction_source_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
@@ -291,7 +291,7 @@ $$;
 create or replace function pycontext._place_of(s pycontext._window_state, message_id text)
 returns bigint
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_seq bigint;
@@ -320,7 +320,7 @@ $$;
 create or replace function pycontext._line_frame(s pycontext._window_state, l pycontext.message, to_seq bigint)
 returns pycontext._line_frame_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext._line_frame_row;
@@ -364,7 +364,7 @@ create or replace function pycontext._place_line(
     s pycontext._window_state, place bigint, origin text, content jsonb, summary jsonb, segment jsonb, frame pycontext._line_frame_row)
 returns pycontext.message
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -499,7 +499,7 @@ create or replace function pycontext.put_summary(
     token_budget integer default null, details jsonb default null, holder text default null)
 returns pycontext.message
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -611,7 +611,7 @@ $$;
 create or replace function pycontext.prune_chat(chat_id text, token_budget integer default null)
 returns pycontext.pass
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -652,7 +652,7 @@ create or replace function pycontext.fail_compaction(
     chat_id text, after_message_id text, outcome text, reason text, details jsonb default null, holder text default null)
 returns void
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -685,7 +685,7 @@ $$;
 create or replace function pycontext.start_over(chat_id text, note text default null)
 returns pycontext.message
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;

@@ -39,7 +39,7 @@ where false;
 create or replace function pycontext.claim_compaction(chat_id text, holder text, seconds integer default 300)
 returns setof pycontext.lease_row
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -91,7 +91,7 @@ comment on function pycontext.claim_compaction(text, text, integer) is
 create or replace function pycontext.release_compaction(chat_id text, holder text)
 returns boolean
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_rows bigint;
@@ -112,7 +112,7 @@ comment on function pycontext.release_compaction(text, text) is
 create or replace function pycontext._settle_lease(c pycontext.chat, holder text, outcome text)
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     l pycontext.lease;
@@ -143,7 +143,7 @@ $$;
 create or replace function pycontext._compaction_backoff(chat_id text)
 returns setof pycontext._backoff_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     l pycontext.lease;

@@ -4,7 +4,7 @@ create or replace function pycontext.uncounted_messages(
     chat_id text, encoding text default null, max_rows integer default 1000)
 returns setof pycontext.uncounted_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -81,7 +81,7 @@ comment on function pycontext._kept_excess(text, bigint, smallint) is
 create or replace function pycontext.cache_token_counts(chat_id text, encoding text, counts jsonb)
 returns integer
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;

@@ -4,7 +4,7 @@ create or replace function pycontext._budget_beside(
     chat_id text, token_budget integer, p pycontext.profile, memory_tokens integer)
 returns integer
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_reserve integer := least(p.memory_tokens, p.context_window / 8);
@@ -77,7 +77,7 @@ create or replace function pycontext.start_turn(
     embedding_model text default null, request_id text default null)
 returns setof pycontext.turn_start
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     r pycontext.turn_start;

@@ -12,7 +12,7 @@ create or replace function pycontext.record_usage(
     chat_id text, model text, prompt_tokens integer, seq bigint default null)
 returns setof pycontext.usage_row
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;

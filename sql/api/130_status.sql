@@ -1,7 +1,7 @@
 create or replace function pycontext.schema_version()
 returns text
 language sql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select '0.1.0.dev0'
 $$;
@@ -10,7 +10,7 @@ $$;
 create or replace function pycontext.window_status(chat_id text)
 returns setof pycontext.window_status_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
@@ -47,7 +47,7 @@ $$;
 create or replace function pycontext.status()
 returns setof pycontext.finding_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_chat record;

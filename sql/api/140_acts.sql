@@ -28,7 +28,7 @@ comment on column pycontext.erased_row.rows is 'How many of its rows were delete
 create or replace function pycontext._lock_native(chat_id text, hint text)
 returns pycontext.chat
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -55,7 +55,7 @@ $$;
 create or replace function pycontext._message_of(c pycontext.chat, message_id text)
 returns pycontext._thread_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     r pycontext._thread_row;
@@ -74,7 +74,7 @@ $$;
 create or replace function pycontext._log_act(c pycontext.chat, act text, is_edit boolean, details jsonb)
 returns pycontext.chat
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := clock_timestamp();
@@ -128,7 +128,7 @@ $$;
 create or replace function pycontext._walk_head(c pycontext.chat, hi_seq bigint, head_tokens integer)
 returns pycontext.chat
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     r record;
@@ -175,7 +175,7 @@ $$;
 create or replace function pycontext._first_user(chat_id text, after_seq bigint, hi_seq bigint)
 returns bigint
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_seq bigint;
@@ -197,7 +197,7 @@ $$;
 create or replace function pycontext._refresh_chat(chat_id text)
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -280,7 +280,7 @@ $$;
 create or replace function pycontext.rewind_chat(chat_id text, to_message_id text)
 returns setof pycontext.thread_row
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_native(chat_id,
@@ -319,7 +319,7 @@ comment on function pycontext.rewind_chat(text, text) is
 create or replace function pycontext.set_system_prompt(chat_id text, system_prompt text)
 returns bigint
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -351,7 +351,7 @@ comment on function pycontext.set_system_prompt(text, text) is
 create or replace function pycontext._profile_faults(p pycontext.profile)
 returns text
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_budget integer := pycontext._budget(p, 0, p.token_scale);
@@ -404,7 +404,7 @@ create or replace function pycontext.set_profile(
     settle_seconds integer default null, flush_mode text default null)
 returns pycontext.profile
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     o pycontext.profile;
@@ -502,7 +502,7 @@ comment on function pycontext.set_profile(
 create or replace function pycontext.set_chat_profile(chat_id text, profile text)
 returns bigint
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -541,7 +541,7 @@ comment on function pycontext.set_chat_profile(text, text) is
 create or replace function pycontext._recount(c pycontext.chat, o pycontext.profile, p pycontext.profile)
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if o.encoding <> p.encoding then
@@ -574,7 +574,7 @@ create or replace function pycontext.fork_chat(
     metadata jsonb default null)
 returns text
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -654,7 +654,7 @@ $$;
 create or replace function pycontext._copy_rows(c pycontext.chat, n pycontext.chat, at_seq bigint)
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     r pycontext.message;
@@ -688,7 +688,7 @@ $$;
 create or replace function pycontext._copy_source(c pycontext.chat, n pycontext.chat, at_seq bigint)
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     l pycontext.message;
@@ -736,7 +736,7 @@ $$;
 create or replace function pycontext._redacted(r pycontext.message, p pycontext.profile, act_no bigint)
 returns pycontext.message
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     k record;
@@ -774,7 +774,7 @@ $$;
 create or replace function pycontext._joined_summary(older jsonb, newer jsonb, max_tokens integer)
 returns jsonb
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_key text;
@@ -815,7 +815,7 @@ $$;
 create or replace function pycontext._redact_lines(c pycontext.chat, r pycontext.message)
 returns integer
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     l pycontext.message;
@@ -871,7 +871,7 @@ $$;
 create or replace function pycontext.redact_message(chat_id text, message_id text)
 returns pycontext.message
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_native(chat_id,
@@ -952,7 +952,7 @@ create or replace function pycontext._shift_totals(
     chat_id text, seqs bigint[], gone_acts bigint[], frozen_by integer[], stub_by integer[])
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     update pycontext.message m
@@ -998,7 +998,7 @@ $$;
 create or replace function pycontext.drop_summary(chat_id text, summary_id text)
 returns pycontext.message
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -1034,7 +1034,7 @@ comment on function pycontext.drop_summary(text, text) is
 create or replace function pycontext._live_pins(chat_id text, act bigint default null)
 returns setof pycontext._pin_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -1078,7 +1078,7 @@ $$;
 -- The unit of a message: where it starts and ends.
 create or replace function pycontext._unit_of(c pycontext.chat, r pycontext._thread_row, out unit_seq bigint, out to_seq bigint)
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     unit_seq := r.unit_seq;
@@ -1103,7 +1103,7 @@ $$;
 create or replace function pycontext.pin_message(chat_id text, message_id text)
 returns pycontext.pin
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -1163,7 +1163,7 @@ comment on function pycontext.pin_message(text, text) is
 create or replace function pycontext.unpin_message(chat_id text, message_id text)
 returns pycontext.pin
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -1189,7 +1189,7 @@ comment on function pycontext.unpin_message(text, text) is
 create or replace function pycontext._erase(chat_ids text[])
 returns setof pycontext.erased_row
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_left oid[];
@@ -1224,7 +1224,7 @@ $$;
 create or replace function pycontext.delete_chat(chat_id text)
 returns setof pycontext.erased_row
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform from pycontext.chat c where c.chat_id = delete_chat.chat_id for update;
@@ -1242,7 +1242,7 @@ comment on function pycontext.delete_chat(text) is
 create or replace function pycontext.forget_owner(owner text, tenant text default null)
 returns setof pycontext.erased_row
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_tenant text := pycontext._tenant(tenant);

@@ -17,7 +17,7 @@ comment on column pycontext.found_row.created_at is 'When it was written.';
 create or replace function pycontext._source_of(chat_id text)
 returns text
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_source text;
@@ -47,7 +47,7 @@ $$;
 create or replace function pycontext.message_original(chat_id text, seq bigint, for_model boolean default false)
 returns setof pycontext.thread_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_source text := pycontext._source_of(chat_id);
@@ -100,7 +100,7 @@ create or replace function pycontext.search_thread(
     chat_id text, query text, max_rows integer default 20, before_seq bigint default null, for_model boolean default false)
 returns setof pycontext.found_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set max_parallel_workers_per_gather = 0
 as $$
 declare

@@ -28,7 +28,7 @@ comment on column pycontext.explain_row.message_id is 'The row''s own id: what m
 create or replace function pycontext._all_rows(s pycontext._window_state, to_seq bigint, max_rows integer)
 returns setof pycontext._thread_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 begin
@@ -72,7 +72,7 @@ create or replace function pycontext.explain_window(
     before_seq bigint default null, max_rows integer default 1000)
 returns setof pycontext.explain_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set max_parallel_workers_per_gather = 0
 as $$
 declare
@@ -174,7 +174,7 @@ create or replace function pycontext._fate(
     s pycontext._window_state, r pycontext._thread_row, w pycontext.window_row, words text[], is_replay boolean,
     has_line boolean, marker bigint, out fate text, out cause text, out reason text)
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     a pycontext.act;

@@ -76,7 +76,7 @@ comment on column pycontext.flush_source_row.flush_mode is 'The profile''s: requ
 create or replace function pycontext._words(body text)
 returns tsvector
 language plpgsql immutable strict parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wide constant text := '[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f]+';
@@ -131,7 +131,7 @@ $$;
 create or replace function pycontext._message_words(chat_id text, content jsonb)
 returns tsvector
 language plpgsql immutable parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     return coalesce(pycontext._words(pycontext._content_text(content)), '')
@@ -219,7 +219,7 @@ create or replace function pycontext._put_fact(
     c pycontext.chat, seq bigint, role text, source text, content text, subject text, kind text, said_at timestamptz, n bigint)
 returns pycontext.fact
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.fact;
@@ -273,7 +273,7 @@ create or replace function pycontext.remember(
     chat_id text, content text, subject text default null, kind text default null)
 returns pycontext.fact_row
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -308,7 +308,7 @@ comment on function pycontext.remember(text, text, text, text) is
 create or replace function pycontext.flush_source(chat_id text, after_message_id text, max_rows integer default 500)
 returns setof pycontext.flush_source_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
@@ -345,7 +345,7 @@ create or replace function pycontext.flush_facts(
     chat_id text, after_message_id text, facts jsonb, edit_no bigint default null)
 returns setof pycontext.fact_row
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -406,7 +406,7 @@ comment on function pycontext.flush_facts(text, text, jsonb, bigint) is
 create or replace function pycontext.fail_flush(chat_id text, reason text)
 returns void
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -423,7 +423,7 @@ comment on function pycontext.fail_flush(text, text) is
 create or replace function pycontext.flush_owed(chat_id text)
 returns text
 language sql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select (
         select r.message_id
@@ -461,7 +461,7 @@ where false;
 create or replace function pycontext._term_hits(chats text[], terms text[], max_rows integer)
 returns table (chat_id text, seq bigint, role text, tokens integer, created_at timestamptz, term integer)
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_indexscan = off
 set max_parallel_workers_per_gather = 0
@@ -565,7 +565,7 @@ $$;
 create or replace function pycontext._passage(body text, query text, max_length integer, from_char integer default null)
 returns text
 language plpgsql immutable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_at integer := from_char;
@@ -597,7 +597,7 @@ $$;
 create or replace function pycontext._shown(chat_id text)
 returns bigint[]
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(
@@ -631,7 +631,7 @@ create or replace function pycontext.recall(
     max_tokens integer default null, embedding_model text default null)
 returns setof pycontext.recall_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -803,7 +803,7 @@ comment on function pycontext.recall(text, text, real[], integer, integer, text)
 create or replace function pycontext.forget(chat_id text, fact_id text default null, query text default null)
 returns integer
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -848,7 +848,7 @@ create or replace function pycontext.memory_page(
     max_rows integer default 100)
 returns setof pycontext.fact_row
 language sql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
     select (p.fact).chat_id, (p.fact).fact_id, (p.fact).seq, (p.fact).role, (p.fact).source, (p.fact).kind, (p.fact).subject,
         (p.fact).content, p.is_superseded, (p.fact).stated_at, (p.fact).created_at
@@ -870,7 +870,7 @@ create or replace function pycontext._erase_embeddings(
     chat_id text, from_seq bigint default null, to_seq bigint default null, message_id text default null)
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
     if to_regclass('pycontext.embedding') is null then
@@ -891,7 +891,7 @@ $$;
 create or replace function pycontext._rewind_facts(chat_id text, seq bigint)
 returns integer
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_count integer;
@@ -912,7 +912,7 @@ $$;
 create or replace function pycontext._erase_facts(chat_id text, seq bigint)
 returns integer
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_count integer;
@@ -928,7 +928,7 @@ $$;
 create or replace function pycontext._fork_facts(chat_id text, fork_id text, seq bigint)
 returns integer
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_count integer;

@@ -17,7 +17,7 @@ create or replace function pycontext.line_segments(
     chat_id text, after_message_id text default null, max_lines integer default 32)
 returns setof pycontext.line_segment_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     s pycontext._window_state := pycontext._chat_state(chat_id, null, null);

@@ -58,7 +58,7 @@ $$;
 create or replace function pycontext.lost_values(chat_id text, summary_id text, max_rows integer default 1000)
 returns setof pycontext.lost_value_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set enable_mergejoin = off
 as $$
 declare

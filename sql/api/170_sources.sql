@@ -14,7 +14,7 @@ comment on column pycontext.token_count.is_plain is 'Adopted chats: whether it i
 create or replace function pycontext._with_columns(f pycontext.source)
 returns pycontext.source
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     a record;
@@ -45,7 +45,7 @@ comment on function pycontext._with_columns(pycontext.source) is
 create or replace function pycontext._learn_source(name text)
 returns void
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source;
@@ -111,7 +111,7 @@ comment on function pycontext._shape_source(text, pycontext._source_row[], bigin
 create or replace function pycontext._segment_digest(chat_id text, source text, after_seq bigint, to_seq bigint)
 returns text
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source := pycontext._registered(source);
@@ -150,7 +150,7 @@ comment on function pycontext._stale_lines(text) is
 create or replace function pycontext._drop_stale(c pycontext.chat, from_seq bigint)
 returns integer
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_count integer;
@@ -177,7 +177,7 @@ comment on function pycontext._drop_stale(pycontext.chat, bigint) is
 create or replace function pycontext.source_changed(chat_id text, message_id text default null)
 returns integer
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -222,7 +222,7 @@ comment on function pycontext.source_changed(text, text) is
 create or replace function pycontext.forget_source(name text)
 returns integer
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_chats text[];
@@ -250,7 +250,7 @@ comment on function pycontext.forget_source(text) is
 create or replace function pycontext._settled_row(s pycontext._window_state, border_seq bigint, settle_seconds integer)
 returns pycontext._place_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source := pycontext._registered(s.source);
@@ -295,7 +295,7 @@ comment on function pycontext._settled_row(pycontext._window_state, bigint, inte
 create or replace function pycontext._waiting_unit(s pycontext._window_state, border_seq bigint)
 returns bigint
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source := pycontext._registered(s.source);
@@ -383,7 +383,7 @@ comment on function pycontext._uncounted_source(pycontext.chat, text, integer, i
 create or replace function pycontext._cache_source_counts(c pycontext.chat, encoding text, image_tokens integer, counts jsonb)
 returns integer
 language plpgsql volatile
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     f pycontext.source := pycontext._registered(c.source);

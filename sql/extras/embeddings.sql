@@ -108,7 +108,7 @@ comment on column pycontext.chats_unembedded.chat_id is 'The chat.';
 create or replace function pycontext._parts(body text)
 returns table (part_no integer, from_char integer, part text)
 language plpgsql immutable strict
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_text text := left(body, 50000);
@@ -160,7 +160,7 @@ $$;
 create or replace function pycontext.unembedded(chat_id text, max_rows integer default 100)
 returns setof pycontext.unembedded_row
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat;
@@ -191,7 +191,7 @@ comment on function pycontext.unembedded(text, integer) is
 create or replace function pycontext.use_embedding_model(model text, dimension integer)
 returns void
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     m pycontext.embedding_model;
@@ -220,7 +220,7 @@ comment on function pycontext.use_embedding_model(text, integer) is
 create or replace function pycontext._check_embedding_model(model text, dimension integer)
 returns void
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     m pycontext.embedding_model;
@@ -240,7 +240,7 @@ $$;
 create or replace function pycontext.cache_embeddings(chat_id text, model text, embeddings jsonb)
 returns integer
 language plpgsql volatile security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
@@ -308,7 +308,7 @@ begin
 create or replace function pycontext._nearest(c pycontext.chat, shown bigint[], query real[], max_rows integer)
 returns setof pycontext._recall_hit
 language plpgsql stable
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set hnsw.iterative_scan = 'relaxed_order'
 set hnsw.ef_search = 200
 set max_parallel_workers_per_gather = 0

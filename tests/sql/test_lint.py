@@ -142,12 +142,12 @@ def test_functions_fix_their_search_path(db: Connection) -> None:
     loose = [
         f["signature"]
         for f in rows(db, FUNCTIONS)
-        if 'search_path=""' not in (f["proconfig"] or ())
+        if "search_path=pg_catalog, pg_temp" not in (f["proconfig"] or ())
         and not (
             f["language"] == "sql" and not f["definer"] and (private(f["name"]) or _parsed(f["definition"]))
         )
     ]
-    assert not loose, "without set search_path = '': " + ", ".join(loose)
+    assert not loose, "without set search_path = pg_catalog, pg_temp: " + ", ".join(loose)
 
 
 def _parsed(definition: str) -> bool:
@@ -170,7 +170,7 @@ def test_definers_fix_their_search_path(db: Connection) -> None:
     loose = [
         f["signature"]
         for f in rows(db, FUNCTIONS)
-        if f["definer"] and 'search_path=""' not in (f["proconfig"] or ())
+        if f["definer"] and "search_path=pg_catalog, pg_temp" not in (f["proconfig"] or ())
     ]
     assert not loose
 

@@ -52,6 +52,45 @@ def test_a_writer_acts_through_functions_only(roles: Connection) -> None:
             roles.execute(act)
 
 
+def test_a_writers_temporary_types_never_run_as_the_installer(roles: Connection, dsn: str) -> None:
+    # Temporary types are looked up before all others unless the path says otherwise: a domain in the place of a
+    # type that a function names would run its check with the rights of the function's owner.
+    types = [
+        name
+        for (name,) in roles.execute(
+            """
+            select t.typname from pg_type t
+            where t.typnamespace = 'pg_catalog'::regnamespace and t.typtype in ('b', 'm', 'r')
+            and t.typname !~ '^_' and t.typname = any (regexp_split_to_array((
+                select string_agg(f.prosrc, ' ') from pg_proc f
+                where f.pronamespace = 'pycontext'::regnamespace), '\\W+'))
+            """
+        )
+    ]
+    assert {"text", "jsonb", "timestamptz", "regclass"} <= set(types)
+    with psycopg.connect(dsn, autocommit=True) as writer:
+        for name in types:
+            check = "current_user = 'pycontext_writer'"
+            writer.execute(f"create domain pg_temp.{name} as pg_catalog.{name} check ({check})".encode())
+        writer.execute("set role pycontext_writer")
+        long = "to_jsonb(repeat('hello ', 500))"
+        for call in (
+            "create_chat('a', 'Be brief.')",
+            f"append_message('a', 'assistant', {long}, message_id => 'm', created_at => now())",
+            """start_turn('a', '{"role": "user", "content": "again"}')""",
+            """put_summary('a', 'm', '{"facts": ["a fact"]}')""",
+            "set_system_prompt('a', 'Be quick.')",
+            "set_profile('mine', context_window => 64000)",
+            "pin_message('a', 'm')",
+            "remember('a', 'a fact')",
+            "prune_chat('a')",
+            "fork_chat('a', 'b')",
+            "redact_message('a', 'm')",
+            "delete_chat('b')",
+        ):
+            writer.execute(f"select pycontext.{call}".encode())
+
+
 def test_a_reader_reads_only(roles: Connection) -> None:
     roles.execute("select pycontext.create_chat('a')")
     roles.execute("select pycontext.append_message('a', 'user', 'hello')")
