@@ -46,7 +46,11 @@ begin
             from pycontext.source s cross join pycontext.profile p
             where s.is_default and p.profile = 'default'
             on conflict on constraint chat_pk do nothing;
-            return pycontext._lock_chat(chat_id, is_append);
+            select t.* into c from pycontext.chat t where t.chat_id = _lock_chat.chat_id for update;
+            if not found then
+                perform pycontext._raise('PCX10', 'no right to this tenant',
+                    format('chat_id %L belongs to another tenant', chat_id), 'use another chat id');
+            end if;
         end if;
     end if;
     if is_append and (c.chat_id is null or c.source is not null) then

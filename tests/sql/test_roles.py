@@ -53,8 +53,8 @@ def test_a_writer_acts_through_functions_only(roles: Connection) -> None:
 
 
 def test_a_writers_temporary_types_never_run_as_the_installer(roles: Connection, dsn: str) -> None:
-    # Temporary types are looked up before all others unless the path says otherwise: a domain in the place of a
-    # type that a function names would run its check with the rights of the function's owner.
+    # Temporary types are looked up before all others unless the path says otherwise: a domain in the place of
+    # a type that a function names would run its check with the rights of the function's owner.
     types = [
         name
         for (name,) in roles.execute(

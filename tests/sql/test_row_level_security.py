@@ -197,6 +197,32 @@ def test_no_function_reaches_another_tenants_chat(isolated: str) -> None:
         assert states.count(None) >= len(CALLS) - 2
 
 
+def test_no_function_reaches_it_where_a_source_answers(isolated: str) -> None:
+    # To tenant b the chat has no row, and so is the source's; its id is taken nevertheless.
+    with session(isolated, "", OWNER) as conn:
+        conn.execute(
+            """
+            create schema shop;
+            create view shop.post as select 'chat_a' as chat_id, n as seq, n as message_id, 'user' as role,
+                'said in the shop' as content, now() as created_at from generate_series(1, 3) n;
+            select pycontext.register_source('shop', 'shop.post', true);
+            """
+        )
+        conn.execute(
+            sql.SQL("grant usage on schema shop to {0}; grant select on shop.post to {0}").format(
+                sql.Identifier(APP)
+            )
+        )
+    with session(isolated, "a") as conn:
+        before = everything(conn)
+    with session(isolated, "b") as conn:
+        states = {state_of(conn, call) for call in (*CALLS, "select pycontext.start_over('chat_a')")}
+        assert "PCX10" in states
+        assert {state for state in states if state} <= {"PCX01", "PCX02", "PCX07", "PCX09", "PCX10"}
+    with session(isolated, "a") as conn:
+        assert everything(conn) == before
+
+
 def test_an_owner_of_another_tenant_is_not_forgotten(isolated: str) -> None:
     with session(isolated, "a") as conn:
         before = everything(conn)

@@ -275,12 +275,38 @@ def test_a_line_stays_in_the_thread_where_the_message_it_follows_was_deleted(pos
 
 def test_past_the_edge_of_a_range_only_its_results_are_read(primary_key_per_chat: Connection) -> None:
     db = primary_key_per_chat
-    store(db, "e", [user("go"), assistant(None, call("A")), user("b"), assistant(None, call("B")), result("B", "b"), result("A", "a")])
+    store(
+        db,
+        "e",
+        [
+            user("go"),
+            assistant(None, call("A")),
+            user("b"),
+            assistant(None, call("B")),
+            result("B", "b"),
+            result("A", "a"),
+        ],
+    )
     query = "select seq, unit_seq from pycontext._thread_rows('e', 'posts', array[1], array[99], null, 3) order by seq"
-    assert db.execute(query).fetchall() == [(1, 1), (2, 2), (3, 3), (6, 2)]  # 5 answers 4, which is not among them
+    assert db.execute(query).fetchall() == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (6, 2),
+    ]  # 5 answers 4, which is not among them
 
 
-KINDS = ["newest", "oldest", "newest user", "oldest user", "calls", "results", "newest places", "oldest places", "cut"]
+KINDS = [
+    "newest",
+    "oldest",
+    "newest user",
+    "oldest user",
+    "calls",
+    "results",
+    "newest places",
+    "oldest places",
+    "cut",
+]
 
 
 def kept(db: Connection, kind: str) -> Any:
@@ -305,15 +331,24 @@ def planned(db: Connection, kind: str) -> Any:
 @pytest.mark.core
 def test_a_source_has_its_statements_kept(posts: Connection) -> None:
     db = posts
-    store(db, "e", [user("go"), assistant(None, call("A")), result("A", "a"), user("b"), assistant("c"), user("d")])
+    store(
+        db,
+        "e",
+        [user("go"), assistant(None, call("A")), result("A", "a"), user("b"), assistant("c"), user("d")],
+    )
     for kind in KINDS:
         assert kept(db, kind)[2]
         assert kept(db, kind) == planned(db, kind), kind
     # another shape: what was kept no longer holds, and nobody has to know
     db.execute("drop view source_post")
-    db.execute("create view source_post as select chat as chat_id, id as seq, id as message_id, role, content, created_at from post")
+    db.execute(
+        "create view source_post as select chat as chat_id, id as seq, id as message_id, role, content, created_at from post"
+    )
     db.execute("select register_source('posts', 'source_post', true)")
-    assert db.execute("select message_id, is_shortened from working_window('e') where role = 'tool'").fetchall() == []
+    assert (
+        db.execute("select message_id, is_shortened from working_window('e') where role = 'tool'").fetchall()
+        == []
+    )
     db.execute("update source set has_columns = '{name}'")
     assert kept(db, "newest") == (None,) * 6
     db.execute("select forget_source('posts')")
