@@ -400,7 +400,7 @@ def _source_message(row: Row) -> SourceMessage:
         kind=row["kind"],
         role=row["role"] if row["role"] != "user" or row["is_user"] else "system",
         text=mask(row["text"] or "" if row["role"] == "user" else without_memory(row["text"] or "")),
-        tool_calls=[_masked_call(call) for call in row["tool_calls"] or ()] or None,
+        tool_calls=[told_call(call) for call in row["tool_calls"] or ()] or None,
         tool_call_id=row["tool_call_id"],
         name=row["name"],
         tokens=row["tokens"],
@@ -410,9 +410,13 @@ def _source_message(row: Row) -> SourceMessage:
     )
 
 
-def _masked_call(call: dict[str, Any]) -> dict[str, Any]:
+def told_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call as models are told of it: masked, without what nobody said."""
     function = call.get("function") or {}
-    return {**call, "function": {**function, "arguments": mask(function.get("arguments") or "")}}
+    return {
+        **call,
+        "function": {**function, "arguments": mask(without_memory(function.get("arguments") or ""))},
+    }
 
 
 def _unchanged(outcome: str, plan: Plan, reason: str | None, cost: Pass | None = None) -> Pass:

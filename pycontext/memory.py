@@ -13,7 +13,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from pycontext import messages, tokens
-from pycontext.compaction import Flush, FlushFailed, FlushRequest
+from pycontext.compaction import Flush, FlushFailed, FlushRequest, told_call
 from pycontext.errors import BadMessage, SummaryRefused
 from pycontext.extractor import (
     AnyExtractor,
@@ -257,17 +257,12 @@ def _message(row: Row) -> SourceMessage:
         message_id=row["message_id"],
         role=role,
         text=mask(without_memory(row["text"] or "")),
-        tool_calls=[_masked_call(call) for call in row["tool_calls"] or ()] or None,
+        tool_calls=[told_call(call) for call in row["tool_calls"] or ()] or None,
         tool_call_id=row["tool_call_id"],
         name=row["name"],
         tokens=row["tokens"],
         created_at=row["created_at"],
     )
-
-
-def _masked_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
-    return {**call, "function": {**function, "arguments": mask(function.get("arguments") or "")}}
 
 
 def _checked(answer: Any, name: str, seqs: set[int]) -> ExtractorResult:

@@ -584,6 +584,16 @@ begin
 end
 $$;
 
+-- What a message says of its own: an assistant that repeats a block of ours said nothing by that.
+create or replace function pycontext._own_text(content jsonb, role text)
+returns text
+language sql immutable parallel safe
+as $$
+    select case when role = 'assistant' and pycontext._has_fence(t.body) then regexp_replace(t.body,
+        '(?:<(memory-context|chat-summary|turn-context|system-note)[^>]*>.*?(</\1>|$)){1,1}?', '', 'gi') else t.body end
+    from (select pycontext._content_text(content) as body) t
+$$;
+
 -- How many characters of a text take about so many tokens.
 create or replace function pycontext._length_of(body text, tokens integer)
 returns integer
@@ -614,12 +624,12 @@ create or replace function pycontext._beside(
     chat_id text, source text, seq bigint, role text, out beside_seq bigint, out body text)
 language sql stable
 as $$
-    select case when r.role <> _beside.role then r.seq end, pycontext._content_text(r.content)
+    select case when r.role <> _beside.role then r.seq end, pycontext._own_text(r.content, r.role)
     from pycontext._thread_rows(_beside.chat_id, _beside.source,
         array[case when _beside.role = 'user' then _beside.seq + 1 else _beside.seq - 20 end],
         array[case when _beside.role = 'user' then _beside.seq + 20 else _beside.seq - 1 end],
         null, 20, _beside.role <> 'user') r
-    where r.role in ('user', 'assistant') and (r.role = 'user' or pycontext._content_text(r.content) ~ '\w')
+    where r.role in ('user', 'assistant') and (r.role = 'user' or pycontext._own_text(r.content, r.role) ~ '\w')
     order by case when _beside.role = 'user' then r.seq else -r.seq end
     limit 1
 $$;
@@ -744,7 +754,10 @@ begin
             select t.* into m
             from pycontext._thread_rows(h.chat_id, v_source, array[h.seq], array[h.seq], null, 1, true) t;
             continue when not found;
-            v_body := pycontext._content_text(m.content);
+            v_body := pycontext._own_text(m.content, m.role);
+            -- found by what it repeated
+            continue when v_body is distinct from pycontext._content_text(m.content) and (v_body !~ '\w'
+                or h.from_char is null and not pycontext._words(v_body) @@ array_to_string(v_terms, '|')::tsquery);
             r := row('message', m.chat_id, m.seq, null, m.message_id, m.role, null,
                 pycontext._passage(v_body, query, least(800, pycontext._length_of(v_body, v_share * 5 / 8)), h.from_char),
                 h.score, 0, m.created_at, null, null, null)::pycontext.recall_row;

@@ -149,7 +149,7 @@ as $$
         array[greatest(c.reset_seq, pycontext._origin(c.source), (
             select w.seq from pycontext.embedded_chat w where w.chat_id = c.chat_id)) + 1],
         array[4611686018427387904], null, null, false) r
-    where r.role in ('user', 'assistant') and pycontext._content_text(r.content) ~ '\w'
+    where r.role in ('user', 'assistant') and pycontext._own_text(r.content, r.role) ~ '\w'
         and r.content <> '"[redacted]"' and not exists (
         select from pycontext.embedding e where e.chat_id = c.chat_id and e.seq = r.seq and e.fact_id = '')
     order by r.seq
@@ -179,7 +179,7 @@ begin
     return query
     select m.seq, ''::text, p.part_no, p.from_char, pycontext._mask(p.part)
     from pycontext._unembedded_messages(c, max_rows) m
-    cross join lateral pycontext._parts(pycontext._content_text(m.content)) p
+    cross join lateral pycontext._parts(pycontext._own_text(m.content, m.role)) p
     order by m.seq, p.part_no;
 end
 $$;

@@ -281,6 +281,21 @@ def test_what_was_recalled_is_told_once_and_never_stored(
     assert "memory-context" not in str(db.execute("select content from pycontext.message").fetchall())
     database.embed("b")
     assert all(row.chat_id == "a" for row in database.recall("b", "cat"))
+    # a model that repeats the block adds nothing to what is known
+    database.create_chat("c", owner="o")
+    database.append("c", {"role": "assistant", "content": f"<memory-context>\n{memory}\n</memory-context>"})
+    database.append(
+        "c", {"role": "assistant", "content": f"<memory-context>{memory}</memory-context> Yes, a tomcat."}
+    )
+    database.append("c", {"role": "assistant", "content": f"A boat. <memory-context>{memory}"})
+    database.embed("c")
+    embedded = db.execute("select seq from pycontext.embedding where chat_id = 'c' order by seq").fetchall()
+    assert embedded == [(2,), (3,)]
+    said = [row.content for row in database.recall("b", "cat, tomcat, boat") if row.chat_id == "c"]
+    assert sorted(text.strip() for text in said) == ["A boat.", "Yes, a tomcat."]
+    told = pycontext.memory_text(database.recall("b", "sleeps"))
+    assert told.count("my cat sleeps") <= 1
+    assert "memory-context" not in told
 
 
 def test_an_embedder_of_ones_own(dsn: str, db: Connection) -> None:

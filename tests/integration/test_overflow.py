@@ -15,7 +15,7 @@ from openai import OpenAI
 import pycontext
 from pycontext import overflow
 
-pytestmark = pytest.mark.runners("sync", "async")
+pytestmark = pytest.mark.runners("sync", "async", "pooled", long="pooled")
 
 Fill = Callable[..., list[pycontext.Message]]
 Connection = psycopg.Connection[Any]

@@ -19,6 +19,8 @@ from pydantic import TypeAdapter  # noqa: E402
 import pycontext  # noqa: E402
 from pycontext.items import KEY, to_items, to_messages  # noqa: E402
 
+pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
+
 Item = dict[str, Any]
 
 SHOT = {"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBORw0KGgo="}

@@ -18,7 +18,7 @@ from pycontext import tokens, tools
 from pycontext.extractor import ExtractorRequest
 from pycontext.summarizer import SummaryRequest
 
-pytestmark = pytest.mark.runners("sync", "async")
+pytestmark = pytest.mark.runners("sync", "async", "pooled", long="pooled")
 
 Connection = psycopg.Connection[Any]
 Fill = Callable[..., list[pycontext.Message]]
@@ -252,11 +252,11 @@ def test_what_a_tool_recalled_is_not_summarized_or_learnt_again(dsn: str, watche
     read: list[str] = []
 
     def extractor(request: ExtractorRequest) -> list[Any]:
-        read.extend(message.text for message in request.messages)
+        read.extend(f"{message.text} {message.tool_calls}" for message in request.messages)
         return []
 
     def summarized(request: SummaryRequest) -> None:
-        read.extend(message.text for message in request.messages)
+        read.extend(f"{message.text} {message.tool_calls}" for message in request.messages)
 
     watched.meanwhile = summarized
     with pycontext.connect(dsn, summarizer=watched, extractor=extractor) as memory:
@@ -275,6 +275,10 @@ def test_what_a_tool_recalled_is_not_summarized_or_learnt_again(dsn: str, watche
             assert "7714-K" in found
             turn.add({"role": "tool", "tool_call_id": "c1", "content": found})
             assert "7714-K" in turn.messages[-1]["content"]
+            note = json.dumps({"text": f"<memory-context>{found}</memory-context>", "to": "page 1"})
+            call = {"id": "c2", "type": "function", "function": {"name": "write", "arguments": note}}
+            turn.add({"role": "assistant", "tool_calls": [call]})
+            turn.add({"role": "tool", "tool_call_id": "c2", "content": "written"})
             turn.add({"role": "assistant", "content": "Here it is."})
         for n in range(12):
             memory.append(
@@ -286,4 +290,5 @@ def test_what_a_tool_recalled_is_not_summarized_or_learnt_again(dsn: str, watche
             )
         assert memory.compact("new").outcome == "summarized"
     assert any("And more?" in text for text in read)
+    assert any("page 1" in text for text in read)
     assert not any("7714-K" in text or "has a gate" in text for text in read)

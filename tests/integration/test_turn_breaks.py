@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +17,10 @@ import pytest
 import validators
 
 import pycontext
+from pycontext.extractor import ExtractorRequest, ExtractorResult
+from pycontext.install import extra_sql
+from pycontext.summarizer import SummaryRequest, SummaryResult
+from pycontext.summarizer.extractive import ExtractiveSummarizer
 
 Connection = psycopg.Connection[Any]
 
@@ -32,26 +36,26 @@ def result(call_id: str, content: str = "hub 7") -> dict[str, Any]:
 
 
 @contextmanager
-def connected(way: str, dsn: str, loop: Any) -> Iterator[Any]:
+def connected(way: str, dsn: str, loop: Any, **options: Any) -> Iterator[Any]:
     """A database of chats over a connection of its own, one of the caller's, or a pool of a single one."""
     from conftest import Awaited
 
     if way == "own":
-        with pycontext.connect(dsn) as memory:
+        with pycontext.connect(dsn, **options) as memory:
             yield memory
     elif way == "caller's":
         with psycopg.connect(dsn, autocommit=True) as conn:
-            yield pycontext.connect(connection=conn)
+            yield pycontext.connect(connection=conn, **options)
     elif way == "caller's transaction":
         with psycopg.connect(dsn) as conn:
-            yield pycontext.connect(connection=conn)
+            yield pycontext.connect(connection=conn, **options)
     elif way == "pool of one":
         with psycopg_pool.ConnectionPool(dsn, min_size=1, max_size=1) as pool:
-            yield pycontext.connect(pool=pool)
+            yield pycontext.connect(pool=pool, **options)
     else:
         pool = psycopg_pool.AsyncConnectionPool(dsn, min_size=1, max_size=1, open=False)
         loop.run(pool.open())
-        yield Awaited(pycontext.aconnect(pool=pool), loop)
+        yield Awaited(pycontext.aconnect(pool=pool, **options), loop)
         loop.run(pool.close())
 
 
@@ -112,6 +116,58 @@ def test_threads_add_the_results_of_one_turns_tools(dsn: str) -> None:
             list(threads.map(lambda _: turn.add(REPLY), range(4)))  # equal ones are as many rows
         assert len(memory.thread("a", max_rows=50)) == 2 + 12 + 4
         assert turn.messages == memory.messages("a")
+
+
+class Watching:
+    """Every model there is: at each call it looks whether anything of the database is held."""
+
+    name = "watching"
+
+    def __init__(self, db: Connection) -> None:
+        self.db = db
+        self.seen: list[str] = []
+
+    def look(self, which: str) -> None:
+        held = self.db.execute("""
+            select count(*) from pg_stat_activity
+            where datname = current_database() and pid <> pg_backend_pid()
+                and (state <> 'idle' or backend_xid is not null or backend_xmin is not null)""").fetchone()
+        assert held == (0,), which
+        self.db.execute("select from pycontext.chat for update nowait")
+        self.seen.append(which)
+
+    def summarize(self, request: SummaryRequest) -> SummaryResult:
+        self.look("summarize")
+        return ExtractiveSummarizer().summarize(request)
+
+    def extract(self, request: ExtractorRequest) -> ExtractorResult:
+        self.look("extract")
+        return ExtractorResult([], self.name)
+
+    def embed(self, texts: Sequence[str], *, is_query: bool, seconds: float) -> list[list[float]]:
+        self.look("query" if is_query else "embed")
+        return [[1.0, 0.5] for _ in texts]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "transaction" not in way])
+def test_nothing_is_held_while_any_model_works(
+    dsn: str, db: Connection, loop: Any, fill: Any, way: str
+) -> None:
+    """C45 for its kind: summaries, facts, embeddings of messages and of questions; pools of one."""
+    db.execute(extra_sql("embeddings"))
+    fill("a", 25)
+    models = Watching(db)
+    with connected(way, dsn, loop, summarizer=models, extractor=models, embedder=models) as memory:
+        memory.embed("a")
+        with memory.turn("a", "Anything new?", recall=True) as turn:
+            turn.add(REPLY)
+        memory.append("a", "And now?")
+        with memory.turn("a", recall=True, compact="off"):
+            pass
+        assert memory.recall("a", "parcel")
+        assert memory.status("a").line_origin == "compaction"
+    assert set(models.seen) == {"embed", "query", "extract", "summarize"}
+    assert models.seen.count("query") == 3
 
 
 def stream(memory: Any, pieces: list[str]) -> Iterator[str]:

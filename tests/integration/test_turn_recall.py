@@ -15,6 +15,8 @@ import pycontext
 from pycontext.embeddings import OpenAIEmbedder
 from pycontext.install import extra_sql
 
+pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
+
 Connection = psycopg.Connection[Any]
 CATS, BOATS = [1.0, 0.01, 0.1], [0.01, 1.0, 0.1]  # what the server says of them
 
