@@ -43,6 +43,28 @@ $$;
 comment on function pycontext._source_range(pycontext.source, text, text) is
     'Private. The from and where by which rows of a product''s relation are read.';
 
+-- A product's column as jsonb. A json column may hold what jsonb refuses: NUL and lone surrogates become U+FFFD.
+create or replace function pycontext._jsonb(value anyelement)
+returns jsonb
+language sql stable parallel safe
+as $$
+    select to_jsonb(value)
+$$;
+
+create or replace function pycontext._jsonb(value json)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case when value::text !~* '\\u(0000|d[89a-f])' then value::jsonb
+        -- \u005c for an escaped \: then every \ begins an escape
+        else regexp_replace(regexp_replace(replace(value::text, '\\', '\u005c'),
+            '\\u(0000|d[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2}))', '\ufffd', 'gi'),
+            '(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}', '\ufffd', 'gi')::jsonb end
+$$;
+
+comment on function pycontext._jsonb(anyelement) is 'Private. A column of a product as jsonb.';
+comment on function pycontext._jsonb(json) is 'Private. A json column of a product as jsonb, without what jsonb refuses.';
+
 -- The statement that reads a _source_batch of a product's relation. $1 chat, $2 and $3 seq from and to, $4 at most so many
 -- rows, $5 message id, $6 and $7 the times of $2 and $3, $8 the encoding of counts. Names come from the catalog, values
 -- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls, results, each with
@@ -54,10 +76,10 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_calls text := case when 'tool_calls' = any(f.has_columns) then 'to_jsonb(x.tool_calls)' else 'null::jsonb' end;
+    v_calls text := case when 'tool_calls' = any(f.has_columns) then 'pycontext._jsonb(x.tool_calls)' else 'null::jsonb' end;
     v_call_id text := case when 'tool_call_id' = any(f.has_columns) then 'x.tool_call_id::text' else 'null::text' end;
     v_name text := case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end;
-    v_metadata text := case when 'metadata' = any(f.has_columns) then 'to_jsonb(x.metadata)' else 'null::jsonb' end;
+    v_metadata text := case when 'metadata' = any(f.has_columns) then 'pycontext._jsonb(x.metadata)' else 'null::jsonb' end;
     v_is_narrow boolean := kind like '% places';
     v_is_counted boolean := kind not like '% places' and kind <> 'all';
     v_way text := case when kind like 'newest%' or kind in ('id', 'calls') then ' desc' else '' end;
@@ -84,7 +106,7 @@ begin
         || case when v_is_counted then 'coalesce(bool_and(c.count_hash = r.body_hash and c.tokens is not null), true)'
             else 'null::boolean' end || ' as is_counted, null::bigint as tokens from ('
         || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, '
-        || case when v_is_narrow then 'null::jsonb' else 'to_jsonb(x.content)' end || ' as content, '
+        || case when v_is_narrow then 'null::jsonb' else 'pycontext._jsonb(x.content)' end || ' as content, '
         || v_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
         || ' as metadata, x.created_at::timestamptz as created_at, '
         || case when v_is_narrow then 'null::bigint'
@@ -96,7 +118,7 @@ begin
         || case when kind = 'id' then ' and x.message_id = $5::' || f.message_type else '' end
         || case when kind like '% user' then ' and x.role = ''user''' else '' end
         || case when kind like '% user' and 'metadata' = any(f.has_columns)
-            then ' and coalesce(to_jsonb(x.metadata) ->> ''injected'', '''') <> ''true''' else '' end
+            then ' and coalesce(pycontext._jsonb(x.metadata) ->> ''injected'', '''') <> ''true''' else '' end
         || v_order || ' limit $4) r'
         -- limit 1: one look-up a row, never the counts of the whole chat
         || case when v_is_counted then ' left join lateral (select t.tokens, t.reasoning_tokens, t.images, t.has_fence,'

@@ -391,6 +391,47 @@ def test_who_may_not_replace_the_statements_kept_leaves_them(posts: Connection) 
 
 
 @pytest.mark.core
+def test_a_json_column_may_hold_what_jsonb_refuses(db: Connection) -> None:
+    """NUL and lone surrogates, at every depth; every other character as it is."""
+    db.execute(
+        """
+        create table loose (chat text, id bigint primary key, role text, content json, calls json, meta json, at timestamptz);
+        create index on loose (chat, id);
+        create view source_loose as select chat as chat_id, id as seq, id as message_id, role, content,
+            calls as tool_calls, meta as metadata, at as created_at from loose;
+        select register_source('loose', 'source_loose', true);
+        """
+    )
+    told = {
+        r'a\u0000b': "a\ufffdb",
+        r'\u0000\u0000': "\ufffd\ufffd",
+        r'ok \ud83d tail': "ok \ufffd tail",
+        r'x\uDC97': "x\ufffd",
+        r'\ud83d\ud83d\ude00\ude00': "\ufffd\U0001f600\ufffd",
+        r'\uD83D\uDE00 \\u0000 \\ud83d': "\U0001f600 \\u0000 \\ud83d",
+        r'\\\u0000 \\\\u0000 \"\\\ude00': "\\\ufffd \\\\u0000 \"\\\ufffd",
+        r'\\ud83d\ude00': "\\ud83d\ufffd",
+    }
+    for n, (text, want) in enumerate(told.items()):
+        chat = f"loose {n}"
+        parts = f'[{{"type": "text", "text": "{text}", "k{text}": ["{text}"]}}]'
+        call = f'[{{"id": "A", "type": "function", "function": {{"name": "f", "arguments": "{text}"}}}}]'
+        rows = (("user", f'"{text}"', None), ("assistant", parts, call), ("user", '"go"', None))
+        for m, (role, content, calls) in enumerate(rows):
+            db.execute(
+                "insert into loose values (%s, %s, %s, %s, %s, %s, now())",
+                (chat, 10 * n + m, role, content, calls, f'{{"k": "{text}"}}'),
+            )
+        window = db.execute("select content, tool_calls from working_window(%s) order by ordinal", (chat,)).fetchall()
+        assert window[0][0] == want
+        assert window[1][0] == [{"type": "text", "text": want, f"k{want}": [want]}]
+        assert window[1][1][0]["function"]["arguments"] == want
+        thread = db.execute("select content, metadata from thread(%s) order by seq", (chat,)).fetchall()
+        assert thread[0] == (want, {"k": want})
+        assert db.execute("select content from message_original(%s, %s)", (chat, 10 * n)).fetchone() == (want,)
+
+
+@pytest.mark.core
 def test_acts_that_belong_to_the_product_are_refused(posts: Connection) -> None:
     store(posts, "a", CHATS["plain"])
     for act in (
