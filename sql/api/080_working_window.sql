@@ -167,8 +167,8 @@ begin
     foreach v_length in array array[4000, 1000, 250, 60, 12] loop
         begin
             v_text := pycontext._shorten_json(arguments::json, v_length, seq);
-        exception when invalid_text_representation then
-            exit;
+        exception when invalid_text_representation or statement_too_complex then
+            exit;  -- no JSON, or nested deeper than the stack
         end;
         continue when v_text::jsonb = arguments::jsonb;
         if pycontext.estimate_tokens(v_text) <= max_tokens then

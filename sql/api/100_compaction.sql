@@ -216,7 +216,7 @@ begin
 
     -- a pass that the next one follows at once breaks the prefix for nothing; over the budget any relief will do
     v_enough := case when v_measure > s.token_budget then 0.9 * r.trigger_tokens
-        else (r.trigger_tokens + r.target_tokens) / 2 end;
+        else (r.trigger_tokens::bigint + r.target_tokens) / 2 end;
     select q.reason into v_wait from pycontext._compaction_backoff(s.chat_id) q;
     if p.compaction_mode = 'off' then
         r.decision := 'none';

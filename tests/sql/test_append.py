@@ -193,3 +193,19 @@ def test_many_sessions_at_once_lose_and_double_nothing(chat: Connection, dsn: st
         " from pycontext.message where chat_id = 'c'"
     ).fetchall()
     assert {difference for (difference,) in totals} == {0}
+
+
+@pytest.mark.parametrize("depth", [1_000, 10_000, 100_000])
+def test_arguments_nested_deeper_than_the_stack_are_stored_as_they_came(chat: Connection, depth: int) -> None:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    append(chat, {"role": "user", "content": "go"})
+    append(chat, {"role": "assistant", "tool_calls": [call]})
+    append(chat, {"role": "tool", "tool_call_id": "c", "content": arguments})
+    assert append(chat, {"role": "user", "content": "and then?"})
+    stored = chat.execute(
+        "select tool_calls #>> '{0,function,arguments}' from pycontext.thread('c') where seq = 2"
+    )
+    assert stored.fetchone() == (arguments,)
+    row = chat.execute("select sum(tokens) <= 300 from pycontext.working_window('c', 300)").fetchone()
+    assert row == (True,)

@@ -127,6 +127,8 @@ def test_a_turn_with_a_budget_that_is_none_writes_nothing(chat: Connection) -> N
 def test_an_absurdly_large_budget_is_the_whole_chat(chat: Connection) -> None:
     rows = chat.execute("select seq from pycontext.working_window('c', 2147483647)").fetchall()
     assert rows == [(None,), (1,), (2,)]
+    for call in ("compaction_plan('c', 2147483647)", "start_turn('c', token_budget => 2147483647)"):
+        assert chat.execute(f"select decision from pycontext.{call}".encode()).fetchone() == ("none",)
 
 
 def test_a_budget_too_small_names_both_sizes_and_the_smallest_that_would_do(chat: Connection) -> None:
@@ -211,6 +213,11 @@ MESSAGES: list[tuple[Any, str, str, str]] = [
     ),
     ({"role": "user", "content": "x", "metadata": "x"}, "PCX02", "metadata must be", "message 2"),
     ({"role": "user", "content": "x", "created_at": "yesterday-ish"}, "PCX02", "created_at", "yesterday-ish"),
+    *(
+        # times that Postgres knows and no client can read
+        ({"role": "user", "content": "x", "created_at": time}, "PCX02", "created_at", time)
+        for time in ("infinity", "-infinity", "0044-03-15 BC", "294276-12-31", "9999-12-31T23:59:59-12:00")
+    ),
     ({"role": "user", "content": "other", "message_id": "m1"}, "PCX03", "used with another body", "m1"),
     ({"role": "assistant", "content": "hello", "message_id": "m1"}, "PCX03", "used with another body", "m1"),
 ]
