@@ -40,7 +40,7 @@ begin
         end if;
         if not is_append then
             -- an adopted chat gets its row with the first thing derived from it
-            perform pycontext._chat_state(chat_id, null, null);
+            perform pycontext._chat_bounds(chat_id);
             insert into pycontext.chat (chat_id, tenant, profile, source, token_scale)
             select _lock_chat.chat_id, pycontext._tenant(null), p.profile, s.source, p.token_scale
             from pycontext.source s cross join pycontext.profile p

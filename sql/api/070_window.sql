@@ -534,6 +534,17 @@ begin
 end
 $$;
 
+-- The same where only bounds are asked for, home and edit_no: of an adopted chat few rows are read.
+create or replace function pycontext._chat_bounds(chat_id text)
+returns pycontext._window_state
+language sql stable
+as $$
+    select pycontext._chat_state(chat_id, 1000, null)
+$$;
+
+comment on function pycontext._chat_bounds(text) is
+    'Private. The figures of a chat where none of its window is asked for.';
+
 create or replace function pycontext._pinned_between(pins pycontext._pin_row[], after_unit bigint, before_unit bigint)
 returns bigint
 language plpgsql immutable parallel safe

@@ -256,7 +256,7 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
+    s pycontext._window_state := pycontext._chat_bounds(chat_id);
     v_to bigint := pycontext._place_of(s, after_message_id);
     l pycontext.message := pycontext._line_before(chat_id, v_to);
     f pycontext._line_frame_row;
@@ -666,7 +666,7 @@ begin
     c := pycontext._lock_chat(chat_id, false);
     select p.* into r from pycontext.compaction_plan(chat_id, (details ->> 'token_budget')::integer) p;
     v_to := case when after_message_id is not null
-        then pycontext._place_of(pycontext._chat_state(chat_id, null, null), after_message_id) else r.to_seq end;
+        then pycontext._place_of(pycontext._chat_bounds(chat_id), after_message_id) else r.to_seq end;
     if outcome = 'failed' or details ->> 'model' is not null or not exists (
         select from (
             select t.outcome, t.trigger, t.reason, t.model from pycontext.pass t

@@ -281,7 +281,7 @@ declare
     v_seq bigint := c.last_seq;
 begin
     if c.source is not null then
-        v_seq := (pycontext._chat_state(chat_id, null, null)).hi_seq;
+        v_seq := (pycontext._chat_bounds(chat_id)).hi_seq;
     end if;
     select t.* into f
     from pycontext.fact t
@@ -311,7 +311,7 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
+    s pycontext._window_state := pycontext._chat_bounds(chat_id);
     v_to bigint := pycontext._place_of(s, after_message_id);
     v_from bigint := coalesce((select c.flushed_seq from pycontext.chat c where c.chat_id = flush_source.chat_id),
         pycontext._origin(s.source));
@@ -361,7 +361,7 @@ begin
         perform pycontext._raise('PCX07', 'stale: the chat was edited while its facts were taken',
             format('edit_no was %s, is %s', edit_no, c.edit_no), 'read again: select * from pycontext.flush_source(chat_id, …)');
     end if;
-    s := pycontext._chat_state(chat_id, null, null);
+    s := pycontext._chat_bounds(chat_id);
     v_to := pycontext._place_of(s, after_message_id);
     v_from := coalesce(c.flushed_seq, pycontext._origin(c.source));
     if jsonb_typeof(facts) is distinct from 'array' or jsonb_array_length(facts) > 2000 then
@@ -673,7 +673,7 @@ begin
     select t.* into c from pycontext.chat t where t.chat_id = recall.chat_id;
     if not found then
         -- an adopted chat of which nothing is derived yet, or none at all
-        s := pycontext._chat_state(chat_id, null, null);
+        s := pycontext._chat_bounds(chat_id);
         c.chat_id := chat_id;
         c.tenant := pycontext._tenant(null);
         c.profile := s.profile;

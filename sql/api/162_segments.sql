@@ -20,7 +20,7 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    s pycontext._window_state := pycontext._chat_state(chat_id, null, null);
+    s pycontext._window_state := pycontext._chat_bounds(chat_id);
     l pycontext.message := pycontext._line_before(chat_id, case when after_message_id is null then 4611686018427387904
         else pycontext._place_of(s, after_message_id) end);
     r pycontext.line_segment_row;

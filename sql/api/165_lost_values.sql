@@ -72,7 +72,7 @@ begin
     where t.chat_id = lost_values.chat_id and t.message_id = summary_id and t.origin = 'compaction';
     if not found then
         -- an adopted chat has no row of ours before its first line
-        perform pycontext._chat_state(chat_id, null, null);
+        perform pycontext._chat_bounds(chat_id);
         perform pycontext._raise('PCX02', 'no such summary', format('summary_id is %L', summary_id),
             'see: select summary_id from pycontext.compaction_history');
     end if;
