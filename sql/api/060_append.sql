@@ -152,6 +152,9 @@ begin
         r.name := nullif(m ->> 'name', '');
         r.tool_call_id := case when r.role = 'tool' then m ->> 'tool_call_id' end;
         r.metadata := nullif(m -> 'metadata', 'null');
+        if r.role = 'tool' and m ->> 'is_error' = 'true' then
+            r.metadata := '{"is_error": true}'::jsonb || coalesce(r.metadata, '{}');
+        end if;
         r.calls := 0;
         if r.role = 'assistant' and jsonb_typeof(m -> 'tool_calls') = 'array' and jsonb_array_length(m -> 'tool_calls') > 0 then
             r.tool_calls := pycontext._clean_calls(m -> 'tool_calls');
@@ -246,7 +249,7 @@ begin
         r.frozen_tokens := r.tokens;
         r.stub_tokens := r.tokens;
         if r.role = 'tool' and r.unit_seq <> r.seq and r.tokens > 60 then
-            v_is_error := coalesce(r.metadata ->> 'is_error', m ->> 'is_error', '') = 'true';
+            v_is_error := coalesce(r.metadata ->> 'is_error', '') = 'true';
             -- a result told before is told as that: by its place, which stands for as long as this one does
             select t.seq into v_told
             from pycontext.message t

@@ -134,6 +134,17 @@ as $$
     from unnest(rows) w
 $$;
 
+-- Where a chat's messages live: null = here. A chat without a row of its own is of the default source, where there is one.
+create or replace function pycontext._source_of(chat_id text)
+returns text
+language sql stable
+as $$
+    select c.source from pycontext.chat c where c.chat_id = _source_of.chat_id
+    union all
+    select d.source from pycontext.source d
+    where d.is_default and not exists (select from pycontext.chat c where c.chat_id = _source_of.chat_id)
+$$;
+
 -- The results among the rows that their tools called errors, by seq.
 create or replace function pycontext._failed(chat_id text, rows pycontext.window_row[])
 returns bigint[]
@@ -141,12 +152,13 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_source text := (select c.source from pycontext.chat c where c.chat_id = _failed.chat_id);
+    v_source text := pycontext._source_of(chat_id);
     v_results bigint[] := array(select w.seq from unnest(rows) w where w.role = 'tool' and w.message_id is not null);
 begin
     if v_results = '{}' then
         return v_results;
-    elsif v_source is null then
+    end if;
+    if v_source is null then
         return array(
             select r.seq from pycontext._stored_row r
             where r.chat_id = _failed.chat_id and r.seq = any (v_results) and r.line_no = 0 and r.metadata ->> 'is_error' = 'true');
@@ -164,8 +176,8 @@ create or replace function pycontext._strict_roles(chat_id text)
 returns boolean
 language sql stable
 as $$
-    select p.strict_roles from pycontext.chat c join pycontext.profile p on p.profile = c.profile
-    where c.chat_id = _strict_roles.chat_id
+    select p.strict_roles from pycontext.profile p
+    where p.profile = coalesce((select c.profile from pycontext.chat c where c.chat_id = _strict_roles.chat_id), 'default')
 $$;
 
 -- OpenAI chat completions. memory: text of recalled memory, fenced here, never stored.

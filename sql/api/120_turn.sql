@@ -34,7 +34,7 @@ as $$
                 select t.seq, row_number() over (order by t.ordinal desc) as n
                 from unnest(rows) t where t.role = 'user' and t.kind = 'message' and t.section <> 'omitted') w
             having count(*) > 1) q
-        cross join lateral pycontext._thread_rows(chat_id, (select c.source from pycontext.chat c where c.chat_id = _marks.chat_id),
+        cross join lateral pycontext._thread_rows(chat_id, pycontext._source_of(chat_id),
             array[q.from_seq], array[q.to_seq]) r
         where r.reasoning_tokens > 0 and r.seq < q.to_seq))
 $$;

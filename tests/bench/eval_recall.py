@@ -2,19 +2,22 @@
 
 `make eval-recall` prints the table of tests/README.md. Reached is a message that the window holds or its
 summary line cites, or that one of ten recalled rows is, cites or tells with it. The embeddings are real
-ones, of the model that extra `models` brings, through the openai client; `--lexical` leaves them out.
+ones, of the model that extra `models` brings, through the openai client; `--lexical` leaves them out. They
+are most of the work, and are kept in a file (`--cache`): a run that was broken off goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
+import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,32 @@ def embedder(url: str) -> OpenAIEmbedder:
     )
 
 
+class Kept:
+    """An embedder whose answers are kept in a file, for the next run."""
+
+    def __init__(self, embedder: OpenAIEmbedder, path: Path) -> None:
+        self._embedder = embedder
+        self.name = embedder.name
+        self._kept = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._kept.execute("create table if not exists embedding (text primary key, vector) without rowid")
+
+    def embed(self, texts: Sequence[str], *, is_query: bool, seconds: float) -> list[list[float]]:
+        """What is kept, the rest asked for."""
+        keys = [hashlib.sha256(f"{self.name}/{is_query}/{text}".encode()).digest() for text in texts]
+        found = {key: self._look_up(key) for key in keys}
+        new = {key: text for key, text in zip(keys, texts, strict=True) if found[key] is None}
+        if new:
+            made = self._embedder.embed(list(new.values()), is_query=is_query, seconds=seconds)
+            for key, vector in zip(new, made, strict=True):
+                self._kept.execute("replace into embedding values (?, ?)", (key, json.dumps(vector)))
+                found[key] = vector
+        return [found[key] or [] for key in keys]
+
+    def _look_up(self, key: bytes) -> list[float] | None:
+        row = self._kept.execute("select vector from embedding where text = ?", (key,)).fetchone()
+        return None if row is None else [float(x) for x in json.loads(row[0])]
+
+
 def replay(db: pycontext.Database, chat: Chat) -> set[int]:
     """The chat turn by turn, compacted as it grows; what its window holds or cites at the end."""
     asking = f"{chat.name} asks" if chat.is_past else chat.name
@@ -154,6 +183,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=HERE.parents[2] / "shared" / "data")
     parser.add_argument("--lexical", action="store_true", help="without embeddings")
     parser.add_argument("--kinds", action="store_true", help="one row a kind of probe, too")
+    kept = Path(tempfile.gettempdir()) / "pycontext-eval-embeddings.sqlite"
+    parser.add_argument("--cache", type=Path, default=kept, help="where embeddings are kept")
     parser.add_argument("--url", help="an embedding server that runs already")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
@@ -185,7 +216,7 @@ def run(arguments: argparse.Namespace, url: str | None) -> None:
                 " memory_tokens => 1600)",
                 (PROFILE,),
             )
-        model = None if url is None else embedder(url)
+        model = None if url is None else Kept(embedder(url), arguments.cache)
         with pycontext.connect(dsn, summarizer=ExtractiveSummarizer(), embedder=None) as db:
             found = list(chats(arguments.data))
             for chat in found:

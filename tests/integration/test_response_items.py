@@ -222,6 +222,44 @@ def test_a_failed_tool_is_told_as_one(memory: pycontext.Database) -> None:
         assert "is_error" not in turn.anthropic["messages"][-1]["content"][0]
 
 
+def results(request: Any) -> list[Any]:
+    return [
+        (block["tool_use_id"], block.get("is_error"))
+        for message in request["messages"]
+        for block in message["content"]
+        if block["type"] == "tool_result"
+    ]
+
+
+def test_a_failed_tool_of_anthropics_is_sent_back_as_one(
+    memory: pycontext.Database, db: psycopg.Connection[Any]
+) -> None:
+    """Given as a block, by a caller of the SQL, or told by the metadata of a product's own table."""
+    calls = [{"type": "tool_use", "id": f"c{n}", "name": "look", "input": {}} for n in range(3)]
+    blocks = [{"type": "tool_result", "tool_use_id": f"c{n}", "content": "no"} for n in range(3)]
+    with memory.turn("a", "Where?", format="all", compact="off") as turn:
+        turn.add({"role": "assistant", "content": calls})
+        turn.add(
+            {"role": "user", "content": [{**blocks[0], "is_error": True}, {**blocks[1], "is_error": False}]}
+        )
+        check(turn)
+        message = json.dumps([{"role": "tool", "tool_call_id": "c2", "content": "no", "is_error": True}])
+        db.execute("select pycontext.append_messages('a', %s)", (message,))
+    sent = db.execute("select pycontext.anthropic_messages('a')").fetchone()
+    assert sent is not None
+    validators.anthropic(sent[0])
+    assert results(sent[0]) == [("c0", True), ("c1", None), ("c2", True)]
+    db.execute("""
+        create table said as
+        select 7 as chat_id, seq, seq::text as message_id, role, content, tool_calls, tool_call_id, metadata,
+            now() as created_at
+        from pycontext.thread('a');
+        select pycontext.register_source('shop', 'said', true)""")
+    adopted = db.execute("select pycontext.anthropic_messages('7')").fetchone()
+    assert adopted is not None
+    assert adopted[0]["messages"] == sent[0]["messages"]
+
+
 def test_pruned_and_cut_it_is_valid_still(memory: pycontext.Database) -> None:
     for kind, (call, output) in PAIRS.items():
         long = "where is it, где оно? " * 400
