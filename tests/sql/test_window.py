@@ -839,6 +839,20 @@ def test_a_late_result_of_what_stands_before_the_first_turn(begin: Begin) -> Non
             held(chat, budget)
 
 
+def test_where_pins_do_not_fit_the_oldest_pin_gives_way_first(begin: Begin) -> None:
+    chat = begin(user("begin"), *[says(f"note {n} " * 40) for n in range(3)], user("go"))
+    older, newer = chat.thread.rows[3], chat.thread.rows[1]  # by when they are pinned, not where they stand
+    for row in (older, newer):
+        chat.conn.execute("select pycontext.pin_message(%s, %s)", (chat.chat_id, row.message_id))
+        chat.thread.pins.append(row.seq)
+    seen = set()
+    for budget in range(60, 500, 20):
+        held(chat, budget)
+        shown = {w["seq"] for w in chat.window(budget) if w["section"] != "omitted" and not w["is_shortened"]}
+        seen.add((older.seq in shown, newer.seq in shown))
+    assert seen == {(False, False), (False, True), (True, True)}
+
+
 def test_a_marker_counts_nothing_twice(begin: Begin) -> None:
     """A pinned first turn that gives way at last: it was in the head, then apart, then behind the marker."""
     chat = begin(user("a long first message " * 150))
