@@ -214,7 +214,8 @@ begin
         end if;
     end if;
 
-    -- a pass that the next one follows at once breaks the prefix for nothing; over the budget any relief will do
+    -- a pass that the next one follows at once breaks the prefix for nothing; over the budget any relief will do, and a
+    -- summary that frees a tenth near it, since what is left out there breaks the prefix too
     v_enough := case when v_measure > s.token_budget then 0.9 * r.trigger_tokens
         else (r.trigger_tokens::bigint + r.target_tokens) / 2 end;
     select q.reason into v_wait from pycontext._compaction_backoff(s.chat_id) q;
@@ -235,7 +236,7 @@ begin
         r.decision := 'skip';
         r.reason := format('%s tokens are over the trigger of %s, but what is left is protected: head, newest turn, tail, '
             'calls that wait', v_measure, r.trigger_tokens);
-    elsif r.window_tokens - r.expected_tokens < 0.25 * s.token_budget then
+    elsif r.window_tokens - r.expected_tokens < (case when v_measure > 0.9 * s.token_budget then 0.1 else 0.25 end) * s.token_budget then
         r.decision := 'skip';
         r.reason := format('a summary would free only %s of %s tokens', r.window_tokens - r.expected_tokens, v_measure);
     elsif p.compaction_mode = 'warn' then

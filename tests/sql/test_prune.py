@@ -325,3 +325,30 @@ def test_a_result_that_is_not_worth_another_form_is_told_by_its_place_the_second
     found = db.execute("select seq, stub from pycontext.message where role = 'tool' order by seq").fetchall()
     assert found[0][1] is None
     assert "the same as #3;" in found[1][1]
+
+
+def test_near_the_budget_a_summary_that_frees_a_tenth_is_worth_it(db: Connection) -> None:
+    """Elsewhere it frees a quarter. Over the budget, what is left out breaks the prefix as a pass does."""
+    seen = set()
+    for rules in (50, 200):
+        chat = f"n{rules}"
+        db.execute("select pycontext.create_chat(%s, %s)", (chat, "You know the rules. " * rules))
+        for n in range(12):
+            talk = [
+                {"role": "user", "content": f"question {n} " * 150},
+                {"role": "assistant", "content": f"{n}, that is "},
+            ]
+            db.execute("select from pycontext.append_messages(%s, %s)", (chat, json.dumps(talk)))
+            row = db.execute(
+                "select decision, window_tokens, window_tokens - expected_tokens"
+                " from pycontext.compaction_plan(%s, 8000)",
+                (chat,),
+            ).fetchone()
+            assert row is not None
+            decision, tokens, freed = row
+            if tokens > 6000 and freed is not None:
+                share = "none" if freed < 800 else "little" if freed < 2000 else "much"
+                is_near = tokens > 7200
+                assert (decision == "summarize") == (share == "much" or (share == "little" and is_near)), row
+                seen.add((share, is_near))
+    assert seen >= {("little", False), ("little", True)}, seen
