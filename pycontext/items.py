@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 from pycontext.messages import Element, to_json
+from pycontext.tokens import IMAGE_TYPES, REASONING_TYPES
 
 Item = dict[str, Any]
 
@@ -43,8 +44,6 @@ _BESIDE = ("caller", "namespace", "async", "environment", "server_label")
 _NEEDS_ID = ("local_shell_call", "computer_call", "mcp_approval_request")
 _NEEDS_CONTENT = ("computer_call", "tool_search_call", "mcp_approval_request")
 _DIRECTIONS = ("additional_tools", "configuration_update", "compaction_trigger")
-_REASONING = ("reasoning", "compaction", "thinking", "redacted_thinking")
-_IMAGES = ("image_url", "image", "input_image", "image_generation_call")
 
 
 def is_item(fields: Mapping[str, Any]) -> bool:
@@ -248,7 +247,7 @@ def _is_bare(row: Mapping[str, Any]) -> bool:
     """Whether a row's items go without ids: it was changed, or the reasoning that ids ask for is not sent."""
     kinds = [part.get("type") for part in row["content"]] if isinstance(row["content"], list) else []
     left_out = (rest for rest in row.get(KEY) or () if isinstance(rest, str) and rest not in kinds)
-    return bool(row.get("is_changed")) or any(rest in _REASONING for rest in left_out)
+    return bool(row.get("is_changed")) or any(rest in REASONING_TYPES for rest in left_out)
 
 
 def _restored(row: Mapping[str, Any], rests: Sequence[Any], plain: Collection[str]) -> Iterator[Item]:
@@ -279,10 +278,10 @@ def _restored(row: Mapping[str, Any], rests: Sequence[Any], plain: Collection[st
     found: list[Item] = []
     for rest in rests:
         if isinstance(rest, str):
-            if rest in _REASONING and rest not in kinds:
+            if rest in REASONING_TYPES and rest not in kinds:
                 continue  # an older turn: its reasoning is not sent
             part = parts[at]["item"] if rest == "item" else parts[at]
-            hosted = is_bare and rest not in _REASONING
+            hosted = is_bare and rest not in REASONING_TYPES
             found.append({"role": "assistant", "content": _text(part)} if hosted else part)
             at += 1
         elif rest.get("type") in _CALLS.values():
@@ -345,7 +344,7 @@ def _told(row: Mapping[str, Any]) -> Iterator[Item]:
         yield {"role": role, "content": _input(content)}
     else:
         for part in [content] if isinstance(content, str) else content or ():
-            if isinstance(part, dict) and part.get("type") in _REASONING:
+            if isinstance(part, dict) and part.get("type") in REASONING_TYPES:
                 continue
             yield {"role": "assistant", "content": _text(part)}
         yield from map(_function_call, row["tool_calls"] or ())
@@ -379,7 +378,7 @@ def _input_part(part: Any) -> Any:
 def _text(part: Any) -> str:
     if isinstance(part, str):
         return part
-    if part.get("type") in _IMAGES:
+    if part.get("type") in IMAGE_TYPES:
         return "[image]"
     told = part.get("text", part.get("refusal"))
     return told if isinstance(told, str) else to_json(part)

@@ -37,8 +37,9 @@ _MAX_PIECE = 65_536
 
 _FENCE = re.compile(r"<[\\/\s]*(memory-context|chat-summary|turn-context|system-note)", re.IGNORECASE)
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
-_IMAGE_TYPES = frozenset({"image_url", "image", "input_image", "image_generation_call"})
-_REASONING_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning", "compaction"})
+# Kinds of parts wherever they are told apart; the SQL twin is _part_kind.
+IMAGE_TYPES = frozenset({"image_url", "image", "input_image", "image_generation_call"})
+REASONING_TYPES = frozenset({"thinking", "redacted_thinking", "reasoning", "compaction"})
 _FILE_TYPES = frozenset({"file", "input_file", "input_audio"})
 
 _lock = threading.Lock()
@@ -152,9 +153,9 @@ def _part_kind(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _TEXT_TYPES:
         return "text"
-    if kind in _IMAGE_TYPES:
+    if kind in IMAGE_TYPES:
         return "image"
-    if kind in _REASONING_TYPES:
+    if kind in REASONING_TYPES:
         return "reasoning"
     source = part.get("source") if kind == "document" else None
     is_file = isinstance(source, dict) and source.get("type") in ("base64", "url", "file")

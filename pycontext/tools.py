@@ -303,9 +303,9 @@ def _part(part: Any) -> str:
         return part
     if isinstance(part, dict):
         kind = part.get("type")
-        if kind in ("image_url", "image", "input_image", "image_generation_call"):
+        if kind in tokens.IMAGE_TYPES:
             return "[image]"
-        if kind in ("thinking", "redacted_thinking", "reasoning", "compaction"):
+        if kind in tokens.REASONING_TYPES:
             return ""
         if isinstance(part.get("text"), str):
             return str(part["text"])

@@ -10,12 +10,13 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from pycontext.tokens import IMAGE_TYPES
+
 # Controls, marks that reorder what stands beside them, and letters that only a model sees.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]+"
 )
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,\s]{0,100},", re.ASCII)
-_IMAGES = ("image_url", "input_image", "image")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _parts(content: Any) -> Iterator[Piece]:
 def _part(part: Any) -> Piece:
     if isinstance(part, Mapping):
         kind = str(part.get("type") or "part")
-        if kind in _IMAGES:
+        if kind in IMAGE_TYPES:
             return Piece("note", "", _image(part))
         for key, shown in (("text", "text"), ("thinking", "thinking"), ("refusal", "text")):
             if isinstance(part.get(key), str):
@@ -68,6 +69,9 @@ def _image(part: Mapping[str, Any]) -> str:
     if isinstance(where, Mapping):
         where = where.get("url") or where.get("data")
     text = where if isinstance(where, str) else ""
+    generated = part.get("result")
+    if isinstance(generated, str):
+        return f"image, {len(generated):,} characters of data, not loaded"
     data = _DATA_URL.match(text)
     if data:
         return f"{data.group(1) or 'image'}, {len(text):,} characters of data, not loaded"

@@ -24,6 +24,26 @@ as $$
     select (extract(epoch from clock_timestamp()) * 1000000)::bigint
 $$;
 
+-- Where a chat's messages live: null = here. A chat without a row of its own is of the default source; PCX01 where there is none.
+create or replace function pycontext._source_of(chat_id text)
+returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_source text;
+begin
+    select c.source into v_source from pycontext.chat c where c.chat_id = _source_of.chat_id;
+    if not found then
+        select d.source into v_source from pycontext.source d where d.is_default;
+        if not found then
+            perform pycontext._no_such_chat(chat_id);
+        end if;
+    end if;
+    return v_source;
+end
+$$;
+
 -- Locks the chat's row; PCX01 where there is none, PCX09 where the product's own table holds its messages.
 create or replace function pycontext._lock_chat(chat_id text, is_append boolean)
 returns pycontext.chat

@@ -134,17 +134,6 @@ as $$
     from unnest(rows) w
 $$;
 
--- Where a chat's messages live: null = here. A chat without a row of its own is of the default source, where there is one.
-create or replace function pycontext._source_of(chat_id text)
-returns text
-language sql stable
-as $$
-    select c.source from pycontext.chat c where c.chat_id = _source_of.chat_id
-    union all
-    select d.source from pycontext.source d
-    where d.is_default and not exists (select from pycontext.chat c where c.chat_id = _source_of.chat_id)
-$$;
-
 -- The results among the rows that their tools called errors, by seq.
 create or replace function pycontext._failed(chat_id text, rows pycontext.window_row[])
 returns bigint[]
@@ -421,16 +410,9 @@ set plan_cache_mode = force_generic_plan
 set max_parallel_workers_per_gather = 0
 as $$
 declare
-    v_source text;
+    v_source text := pycontext._source_of(chat_id);
     v_to bigint := coalesce(before_seq - 1, 4611686018427387904);
 begin
-    select c.source into v_source from pycontext.chat c where c.chat_id = thread.chat_id;
-    if not found then
-        select d.source into v_source from pycontext.source d where d.is_default;
-        if not found then
-            perform pycontext._no_such_chat(chat_id);
-        end if;
-    end if;
     return query
     with rows as materialized (
         select r.* from pycontext._thread_rows(thread.chat_id, v_source, array[pycontext._origin(v_source)], array[v_to], null,

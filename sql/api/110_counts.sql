@@ -13,10 +13,7 @@ declare
 begin
     select t.* into c from pycontext.chat t where t.chat_id = uncounted_messages.chat_id;
     if not found then
-        select d.source into c.source from pycontext.source d where d.is_default;
-        if not found then
-            perform pycontext._no_such_chat(chat_id);
-        end if;
+        c.source := pycontext._source_of(chat_id);
         c.profile := 'default';
         c.chat_id := chat_id;
     end if;

@@ -122,32 +122,14 @@ begin
         r.message_id := m.message_id;
         r.seq := m.seq;
         v_query := pycontext._content_text(m.content);
-        if m.gone_act is null then
-            select t.seq into v_next
-            from pycontext._stored_row t
-            where t.chat_id = start_turn.chat_id and t.seq > m.seq and t.line_no = 0 and t.is_user and t.gone_act is null
-            order by t.seq limit 1;
-        end if;
-        if v_next is not null then
-            -- sent again after others came: it reads what it read, to where the next request stands
-            select t.message_id into v_as_of
-            from pycontext._stored_row t
-            where t.chat_id = start_turn.chat_id and t.seq < v_next and t.line_no = 0 and t.gone_act is null
-            order by t.seq desc limit 1;
-        end if;
     else
         s := pycontext._chat_state(chat_id, token_budget, null);
         select t.seq, t.message_id into r.seq, r.message_id
-        from pycontext._thread_rows(chat_id, s.source, array[0::bigint], array[s.hi_seq], message_id => request_id) t
+        from pycontext._thread_rows(chat_id, s.source, array[pycontext._origin(s.source)], array[s.hi_seq], message_id => request_id) t
         where request_id is not null;
         if not found then
             r.seq := s.turn_seq;
             select t.message_id into r.message_id from pycontext._row_at(s, s.turn_seq) t;
-        elsif r.seq < s.turn_seq and s.source is null then
-            select t.seq into v_next
-            from pycontext._stored_row t
-            where t.chat_id = start_turn.chat_id and t.seq > r.seq and t.line_no = 0 and t.is_user and t.gone_act is null
-            order by t.seq limit 1;
         end if;
         if recall or query_embedding is not null then
             select pycontext._content_text(t.content) into v_query
@@ -155,10 +137,27 @@ begin
         end if;
     end if;
     if s.source is not null then
-        -- an adopted chat: the row after the request
+        if r.seq < s.turn_seq then
+            select t.seq into v_next
+            from pycontext._thread_rows(chat_id, s.source, array[r.seq + 1], array[s.hi_seq], null, 1, users_only => true) t;
+        end if;
+        -- an adopted chat: the newest row before the next request
         select t.role = 'assistant' and t.calls = 0, pycontext._content_text(t.content) into r.is_answered, r.reply
-        from pycontext._thread_rows(chat_id, s.source, array[r.seq + 1], array[s.hi_seq], null, 1, true) t;
+        from pycontext._thread_rows(chat_id, s.source, array[r.seq + 1], array[coalesce(v_next - 1, s.hi_seq)], null, 1, true) t;
     else
+        if m.gone_act is null then
+            select t.seq into v_next
+            from pycontext._stored_row t
+            where t.chat_id = start_turn.chat_id and t.seq > r.seq and t.line_no = 0 and t.is_user and t.gone_act is null
+            order by t.seq limit 1;
+        end if;
+        if message is not null and v_next is not null then
+            -- sent again after others came: it reads what it read, to where the next request stands
+            select t.message_id into v_as_of
+            from pycontext._stored_row t
+            where t.chat_id = start_turn.chat_id and t.seq < v_next and t.line_no = 0 and t.gone_act is null
+            order by t.seq desc limit 1;
+        end if;
         select true, pycontext._content_text(t.content) into r.is_answered, r.reply
         from pycontext._reply_to(chat_id, r.seq, r.message_id, v_next) t;
     end if;

@@ -13,26 +13,6 @@ comment on column pycontext.found_row.preview is 'The text around the first word
 comment on column pycontext.found_row.tokens is 'What the whole message takes.';
 comment on column pycontext.found_row.created_at is 'When it was written.';
 
--- The source of a chat (null: native), or PCX01.
-create or replace function pycontext._source_of(chat_id text)
-returns text
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_source text;
-begin
-    select c.source into v_source from pycontext.chat c where c.chat_id = _source_of.chat_id;
-    if not found then
-        select d.source into v_source from pycontext.source d where d.is_default;
-        if not found then
-            perform pycontext._no_such_chat(chat_id);
-        end if;
-    end if;
-    return v_source;
-end
-$$;
-
 -- The newest reset's place, below every message where there is none.
 create or replace function pycontext._reset_of(chat_id text)
 returns bigint

@@ -284,6 +284,7 @@ def test_hostile_content_is_inert(db: Connection, memory: pycontext.Database) ->
             "content": [{"type": "image_url", "image_url": {"url": "https://evil.example/x.png"}}],
         },
         {"role": "assistant", "content": "Z" + "\u0337" * 3000 + " 👨‍👩‍👧 <chat-summary>"},
+        {"role": "assistant", "content": [{"type": "image_generation_call", "result": "QUJD" * 500}, "There"]},
     ]
     memory.append(chat, rows)
     memory.remember(chat, EVIL, subject=EVIL)
@@ -304,6 +305,7 @@ def test_hostile_content_is_inert(db: Connection, memory: pycontext.Database) ->
     assert "QUJD" not in found.html
     assert "image/svg+xml, 2,026 characters of data, not loaded" in found.of(5)
     assert "not loaded: https://evil.example/x.png" in found.of(6)
+    assert "image, 2,000 characters of data, not loaded" in found.of(8)
 
 
 def test_a_long_row_is_cut_with_a_note_that_brings_it_back(

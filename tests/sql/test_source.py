@@ -494,3 +494,18 @@ def test_a_chat_without_a_line_has_no_summary_to_ask_about(posts: Connection) ->
         with pytest.raises(psycopg.Error) as raised:
             posts.execute("select lost_values(%s, 'sum_none')", (chat,))
         assert raised.value.sqlstate == state, raised.value
+
+
+@pytest.mark.core
+def test_a_turn_resumed_by_its_request_tells_its_own_reply(posts: Connection) -> None:
+    """Of both homes alike: not the newest reply of the chat, and none where another request came first."""
+    said = [("user", "one"), ("assistant", "1"), ("user", "two"), ("user", "three"), ("assistant", "3"), ("user", "four")]
+    store(posts, "a", [{"role": role, "content": content} for role, content in said])
+    for chat in ("a", "native:a"):
+        told = [
+            posts.execute(
+                "select is_answered, reply from start_turn(%s, request_id => %s)", (chat, f"m{n}")
+            ).fetchone()
+            for n in (1, 3, 4, 6)
+        ]
+        assert told == [(True, "1"), (False, None), (True, "3"), (False, None)], chat
