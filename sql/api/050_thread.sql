@@ -371,7 +371,7 @@ declare
 begin
     loop
         r := source_rows[v_first];
-        if r.count_hash is null or r.count_hash - r.body_hash not in (0, case when r.role = 'tool' then 1 else 0 end) then
+        if (r.count_hash = r.body_hash or r.role = 'tool' and r.count_hash = r.body_hash + 1) is not true then
             k := pycontext._row_facts(r.content, case when r.role = 'assistant' and jsonb_typeof(r.tool_calls) = 'array'
                 and r.tool_calls <> '[]' then r.tool_calls end, r.role, r.name, r.tool_call_id, false, image_tokens);
             r.tokens := k.tokens;

@@ -479,6 +479,15 @@ def test_counts_follow_the_row(adopted: Connection, dsn: str) -> None:
     assert not adopted.execute("select from working_window('6') where is_estimate").fetchall()
 
 
+def test_an_edit_of_a_counted_row_never_breaks_the_read(adopted: Connection, dsn: str) -> None:
+    """Hashes of two texts may lie further apart than a bigint holds."""
+    with pycontext.connect(dsn) as memory:
+        memory.count_tokens("6")
+    for n in range(30):
+        adopted.execute("update app.message set body = %s where id = 36", (f"edit {n}",))
+        assert (f"edit {n}",) in adopted.execute("select content from working_window('6')").fetchall()
+
+
 @pytest.mark.core
 def test_a_late_commit_with_a_lower_id_reaches_the_model(adopted: Connection, dsn: str) -> None:
     with psycopg.connect(dsn) as slow:
