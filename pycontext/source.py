@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -60,11 +60,16 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: ok, note (worth knowing) or problem (nothing is done), with a way out."""
+    """One thing that was looked at, with a way out.
 
-    severity: Literal["ok", "note", "problem"]
+    severity: ok, note (worth knowing), warning (works, at a price) or problem (nothing is done).
+    lines: what shows it, such as a plan.
+    """
+
+    severity: Literal["ok", "note", "warning", "problem"]
     text: str
     way_out: str | None = None
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,12 @@ def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
     found = plan(conn, adoption)
     if found.has_problem:
         return found
-    checks = list(found.checks)
-    name = adoption.from_view or _Planner(conn, adoption).view_text()
-    with conn.transaction() as transaction:
+    if adoption.from_view is not None:
+        checks, name = found.checks, adoption.from_view
+    else:  # the index is there only now
+        checks = tuple(c for c in found.checks if c.text != _FLAT)
+        name = _Planner(conn, adoption).view_text()
+    with conn.transaction():
         for statement in found.statements:
             try:
                 # With arguments, even none, a text of several statements is refused.
@@ -118,21 +126,17 @@ def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
                     detail=error.diag.message_primary,
                     hint=f"drop view {name}, then run this again; or name another: --view",
                 ) from None
-        planner = _Planner(conn, adoption)
-        view = planner.relation(name, "view")
-        uses_index = planner.uses_index(sql.SQL("select * from {}").format(view.identifier), view.types)
-        ok = Check("ok", "a read of one chat uses an index")
-        if uses_index:
-            checks.extend([] if ok in checks else [ok])
-        else:
-            checks.append(
-                Check("problem", "a read of one chat through the view uses no index", _INDEX_WAY_OUT)
+        if adoption.from_view is None:
+            planner = _Planner(conn, adoption)
+            view = planner.relation(name, "view")
+            checks += (
+                planner.read_of_one_chat(sql.SQL("select * from {}").format(view.identifier), view.types),
             )
-            raise psycopg.Rollback(transaction)
-    return Plan(found.statements, tuple(checks))
+    return Plan(found.statements, checks)
 
 
-_INDEX_WAY_OUT = "index the table by chat and order; the view must not hide these columns in expressions"
+_FLAT = "a read of one chat uses an index"
+_ALL_THE_SAME = "; with --yes it is adopted all the same"
 
 
 class _Planner:
@@ -157,10 +161,8 @@ class _Planner:
         index = self._index(table, select)
         if index is not None:
             statements.append(index)
-        elif self.uses_index(select, None):
-            self._ok("a read of one chat uses an index")
         else:
-            self._problem("a read of one chat uses no index", _INDEX_WAY_OUT)
+            self._checks.append(self.read_of_one_chat(select, None))
         view = self._view(table)
         statements.append(
             sql.SQL("create or replace view {} with (security_invoker = true) as\n{}")
@@ -213,33 +215,52 @@ class _Planner:
         assert self._spec.table is not None
         return self._view(self.relation(self._spec.table, "table")).as_string(self._conn)
 
-    def uses_index(self, select: sql.Composable, types: Mapping[str, str] | None) -> bool:
+    def read_of_one_chat(self, select: sql.Composable, types: Mapping[str, str] | None) -> Check:
         """Whether a read of one chat's newest rows can use an index, however small the table still is."""
         timed = "order_at" in types if types is not None else self._is_timed
-        order = sql.SQL("x.order_at desc, x.seq desc" if timed else "x.seq desc")
-        query = sql.SQL(
-            "explain (format json) select * from ({}) x where x.chat_id = "
-            "(select y.chat_id from ({}) y limit 1) and {} order by {} limit 64"
-        ).format(
-            select,
-            select,
+        query = (
             sql.SQL(
-                "x.order_at > '2000-01-01'"
-                if timed
-                else "x.seq between -4611686018427387904 and 4611686018427387904"
-            ),
-            order,
+                "select * from ({}) x where x.chat_id = (select y.chat_id from ({}) y limit 1) and {} "
+                "order by {} limit 64"
+            )
+            .format(
+                select,
+                select,
+                sql.SQL(
+                    "x.order_at > '2000-01-01'"
+                    if timed
+                    else "x.seq between -4611686018427387904 and 4611686018427387904"
+                ),
+                sql.SQL("x.order_at desc, x.seq desc" if timed else "x.seq desc"),
+            )
+            .as_string(self._conn)
         )
         with self._conn.transaction():
-            kept = self._row("select current_setting('enable_seqscan'), current_setting('enable_bitmapscan')")
-            self._conn.execute("set local enable_seqscan = off")
-            self._conn.execute("set local enable_bitmapscan = off")
-            row = self._row(query.as_string(self._conn).replace("%", "%%"))
-            assert kept is not None
-            self._conn.execute("select set_config('enable_seqscan', %s, true)", (kept[0],))
-            self._conn.execute("select set_config('enable_bitmapscan', %s, true)", (kept[1],))
-        assert row is not None
-        return _is_flat(row[0][0]["Plan"])
+            settings = ("enable_seqscan", "enable_bitmapscan", "enable_sort")
+            kept = [self._rows(f"select current_setting('{name}')")[0][0] for name in settings]
+            for name in settings:  # as our reads have them
+                self._conn.execute(f"set local {name} = off".encode())
+            found = self._rows(f"explain (format json) {query}")[0][0][0]["Plan"]
+            lines = tuple(line for (line,) in self._rows(f"explain (costs off) {query}"))
+            for name, setting in zip(settings, kept, strict=True):
+                self._conn.execute("select set_config(%s, %s, true)", (name, setting))
+        whole = sorted(set(_read_whole(found)))
+        if whole:
+            return Check(
+                "warning",
+                f"every read of one chat goes through all of {', '.join(whole)}",
+                "hand the chat's column through as it is, and index it" + _ALL_THE_SAME,
+                lines,
+            )
+        if _sorts(found):
+            return Check(
+                "warning",
+                "every read of a chat goes through all of it: slower as the chat grows",
+                "hand the columns of chat and order through as they are, indexed together, or, where a row"
+                " becomes several, a column order_at beside seq" + _ALL_THE_SAME,
+                lines,
+            )
+        return Check("ok", _FLAT)
 
     @property
     def _is_timed(self) -> bool:
@@ -261,10 +282,7 @@ class _Planner:
         select = sql.SQL("select * from {}").format(view.identifier)
         if not any(check.severity == "problem" for check in self._checks):
             self._look_at(select, 0, view.types)
-            if self.uses_index(select, view.types):
-                self._ok("a read of one chat uses an index")
-            else:
-                self._problem("a read of one chat uses no index", _INDEX_WAY_OUT)
+            self._checks.append(self.read_of_one_chat(select, view.types))
         return Plan((self._register(view.identifier.as_string(self._conn)),), tuple(self._checks))
 
     def _columns(self, table: _Relation) -> None:
@@ -442,7 +460,7 @@ class _Planner:
         is_epoch = self._is_timed and table.types[self._spec.order[0]] in _INTEGERS
         is_there = any(row[0][: len(wanted)] == wanted for row in found)
         # a number is read by the time made of it
-        if self.uses_index(select, None) if is_epoch else is_there:
+        if self.read_of_one_chat(select, None).severity == "ok" if is_epoch else is_there:
             return None
         if table.rows > 100_000:
             self._note(
@@ -604,15 +622,25 @@ class _Planner:
         self._checks.append(Check("problem", text, way_out))
 
 
-def _is_flat(node: Mapping[str, Any]) -> bool:
-    """Whether a plan finds its rows by an index and never sorts a whole chat; sub-selects aside."""
-    below = [
-        child
-        for child in node.get("Plans", ())
-        if child.get("Parent Relationship") not in ("InitPlan", "SubPlan")
-    ]
-    if node["Node Type"] == "Sort":
-        return False
-    if not below:
-        return node["Node Type"] in ("Index Scan", "Index Only Scan") and bool(node.get("Index Cond"))
-    return all(map(_is_flat, below))
+def _nodes(node: Mapping[str, Any], is_inner: bool = False) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """The nodes of a plan, and whether each is run for a row of another; sub-selects aside."""
+    yield node, is_inner
+    for child in node.get("Plans", ()):
+        if child.get("Parent Relationship") not in ("InitPlan", "SubPlan"):
+            is_of_a_row = node["Node Type"] == "Nested Loop" and child.get("Parent Relationship") == "Inner"
+            yield from _nodes(child, is_inner or is_of_a_row)
+
+
+def _read_whole(plan: Mapping[str, Any]) -> Iterator[str]:
+    """The relations that a plan does not find its rows in by an index."""
+    for node, _ in _nodes(plan):
+        if "Relation Name" in node and not (node.get("Index Cond") or node.get("Recheck Cond")):
+            yield node["Relation Name"]
+
+
+def _sorts(plan: Mapping[str, Any]) -> bool:
+    """Whether a plan reads all that it finds before it returns the first row."""
+    return any(node["Node Type"] in _WHOLE and not is_inner for node, is_inner in _nodes(plan))
+
+
+_WHOLE = ("Sort", "WindowAgg", "Aggregate")

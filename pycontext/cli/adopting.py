@@ -9,11 +9,11 @@ import psycopg
 import typer
 
 from pycontext.cli import target
-from pycontext.cli.terminal import Failed, err, out, reported, visible
+from pycontext.cli.terminal import Failed, err, out, printable, reported, visible
 from pycontext.errors import translate
 from pycontext.source import Adoption, Check, Plan, adopt, plan
 
-_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_STYLES = {"ok": "green", "note": "yellow", "warning": "bold yellow", "problem": "bold red"}
 
 
 def adopt_command(
@@ -125,6 +125,8 @@ def _print(found: Plan, *, is_done: bool) -> None:
         err().print(f"{check.severity}: {visible(check.text)}", style=_STYLES[check.severity])
         if check.way_out:
             err().print(f"    {visible(check.way_out)}")
+        for line in check.lines:
+            err().print(f"      {printable(line)}", soft_wrap=True)
     if found.has_problem:
         err().print("nothing was changed" if is_done else "not yet: see above", style="bold red")
     if not is_done or found.has_problem:
