@@ -446,6 +446,8 @@ class Thread:
             )
             size = sum(r.frozen for r in self.rows if low <= r.seq <= high)
             least = sum(min(r.frozen, r.tokens) for r in inside if r.seq not in seqs) - 200
+            # "about": what is shown of the range is taken off by its count, the range is told by estimates
+            least -= sum(max(r.tokens - r.frozen, 0) for r in inside if r.seq in seqs)
             _hold(
                 least <= tokens or self.is_adopted,
                 "6 a marker tells the size",

@@ -595,6 +595,8 @@ declare
     v_cost bigint;
     v_head_cut bigint := 0;
     v_before bigint := 0;
+    v_kept bigint := 0;
+    v_is_whole boolean := false;
     v_pins pycontext._pin_row[];
     v_whole pycontext._window_state;
     v_room bigint;
@@ -626,6 +628,11 @@ begin
     if s.prune_unit is not null then
         v_whole := s;
         v_room := v_avail;
+        -- the request of the pass keeps its images
+        if s.prune_request > s.lo_seq then
+            v_row := pycontext._row_at(s, s.prune_request);
+            v_kept := v_row.frozen_tokens - v_row.stub_tokens;
+        end if;
     end if;
     -- The head stays; what is left out lies between it and the border.
     if s.line_origin is distinct from 'compaction' then
@@ -646,14 +653,20 @@ begin
                     v_row := pycontext._row_at(s, s.head_from);
                     v_total := v_row.running_total - v_row.frozen_tokens;
                 end if;
+                v_row := pycontext._row_at(s, s.head_to);
                 if v_total - s.total_base <= s.head_tokens then
                     s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
                     v_total := s.total_base;
+                elsif s.prune_unit > s.head_to + 1 and v_row.running_total - s.total_base + s.prune_stub - v_row.running_stub
+                    + s.total_hi - s.prune_total + pycontext._pinned_between(v_pins, s.head_to, s.prune_unit)
+                    + (case when s.prune_request > s.head_to then v_kept else 0 end) <= v_avail then
+                    s.head_from := s.lo_seq + 1;  -- as long as it fits beside what the pass settled
+                    v_total := s.total_base;
+                    v_is_whole := true;
                 else
                     s.marker_from := pycontext._first_seq(s);  -- too much of it: left out, so the marker starts there
                     v_before := v_total - s.total_base;
                 end if;
-                v_row := pycontext._row_at(s, s.head_to);
                 s.head_frozen := v_row.running_total - v_total;
                 s.total_base := v_row.running_total;
                 s.stub_base := v_row.running_stub;
@@ -668,7 +681,7 @@ begin
                 s.floor_seq := greatest(s.floor_seq, s.head_to + 1);
             end if;
             s.lo_seq := s.head_to;
-            if (s.head_from = any (s.pin_units)) is not true then
+            if not v_is_whole and (s.head_from = any (s.pin_units)) is not true then
                 v_head_cut := greatest(s.head_frozen - s.head_tokens, 0);
             end if;
             v_avail := v_avail - s.head_frozen + v_head_cut;
@@ -690,13 +703,14 @@ begin
     if s.prune_unit <= s.lo_seq + 1 then
         -- it is from before the first user message, whose turn has become the head: as it was, without one
         if s.prune_stub - v_whole.stub_base + s.total_hi - s.prune_total
-            + pycontext._pinned_between(v_pins, v_whole.lo_seq, s.prune_unit) <= v_room then
+            + pycontext._pinned_between(v_pins, v_whole.lo_seq, s.prune_unit) + v_kept <= v_room then
             s := v_whole;
             s.mode := 'prune';
             s.first_unit := s.prune_unit;
             return s;
         end if;
         s.prune_unit := null;
+        s.prune_request := null;
         if s.marker_from is null and s.total_hi - s.total_base + v_head_cut <= v_avail then
             return s;
         end if;
@@ -743,6 +757,7 @@ begin
                     s.mode := 'prune';
                     s.first_unit := b.unit_seq;
                     s.border_request := v_request.seq;
+                    s.prune_request := null;
                     v_high := coalesce(v_mid - 1, v_high);
                 else
                     exit when v_mid is null;
@@ -768,7 +783,8 @@ begin
     while v_low < v_high and v_avail > 0 loop
         v_mid := (v_low + v_high) / 2;
         b := pycontext._border(s, ceil(v_mid * v_grid)::bigint);
-        if b.unit_seq < s.prune_unit and s.prune_stub - b.start_stub + s.total_hi - s.prune_total > v_avail
+        if b.unit_seq < s.prune_unit and s.prune_stub - b.start_stub + s.total_hi - s.prune_total
+                + (case when s.prune_request >= b.unit_seq then v_kept else 0 end) > v_avail
             or b.unit_seq >= s.prune_unit and s.total_hi - b.start_total > v_avail then
             v_low := v_mid + 1;
         else
@@ -800,7 +816,8 @@ begin
             end if;
         end if;
         v_cost := case when b.unit_seq < s.prune_unit then s.prune_stub - b.start_stub + s.total_hi - s.prune_total
-            + pycontext._pinned_between(v_pins, b.unit_seq - 1, s.prune_unit) else s.total_hi - b.start_total end
+            + pycontext._pinned_between(v_pins, b.unit_seq - 1, s.prune_unit)
+            + case when s.prune_request >= b.unit_seq then v_kept else 0 end else s.total_hi - b.start_total end
             + pycontext._pinned_between(v_pins, s.lo_seq, b.unit_seq);
         v_request := pycontext._request_before(s, b.unit_seq, b.after_user, s.lo_seq);
         if v_cost + coalesce(v_request.frozen_tokens, v_head_cut) <= v_avail or b.unit_seq = v_tail.unit_seq then

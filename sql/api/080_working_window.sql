@@ -71,7 +71,7 @@ language sql stable
 as $$
     with r as materialized (
         select t.* from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-            s.turn_seq, array_append(s.pin_units, s.border_request), s.walked, s.walked_at) t
+            s.turn_seq, s.pin_units || s.border_request || s.prune_request, s.walked, s.walked_at) t
     )
     select r.* from r
     union all
@@ -576,7 +576,7 @@ as $$
             r.message_id, r.seq, r.kind, r.role, r.content, r.tool_calls, r.tool_call_id, r.name, r.tokens,
             r.encoding is null as is_estimate, not r.is_plain as is_shortened, r.has_fence as is_escaped, r.created_at
         from pycontext._rendered_rows(s.chat_id, s.source, from_unit, to_unit, is_pruned, s.act_arg, s.hi_seq,
-            s.turn_seq, array_append(s.pin_units, s.border_request), s.walked, s.walked_at) r
+            s.turn_seq, s.pin_units || s.border_request || s.prune_request, s.walked, s.walked_at) r
         union all
         select 2 * e.at + 1, e.n, 0, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
             e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at

@@ -57,6 +57,8 @@ class Session:
         full = not state["is_pruned"] and thread.must_be_full(budget)
         if full:
             thread.check_full(window)
+        elif thread.must_be_full(budget):
+            assert all(w["section"] != "omitted" for w in window), "a pass leaves out what there is room for"
         thread.check(window, budget)
         self.recount(window, budget)
         messages = machine.messages("openai_messages", budget)

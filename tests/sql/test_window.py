@@ -940,6 +940,21 @@ def test_a_pass_before_the_first_user_message_stays_as_it_was(begin: Begin) -> N
     assert held(chat, 2000)[: len(before)] == before
 
 
+@pytest.mark.parametrize("budget", [32000, 3000])
+def test_a_pass_leaves_the_newest_request_whole_behind_what_stands_before_the_first_one(
+    begin: Begin, budget: int
+) -> None:
+    chat = begin(calls("A", arguments=json.dumps({"content": "words " * 3000})), result("A"), user("u1"))
+    picture = [{"type": "text", "text": "u2"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    chat.append(user(picture), says("ok"))
+    chat.play(Prune(800))
+    assert chat.state()["is_pruned"] == (chat.kind == "native")
+    read = [m["content"] for m in held(chat, budget)]
+    assert read[-3:] == [picture, "ok", "(continue)"]
+    # a pass is no reason to leave out what there is room for
+    assert len(read) == 6 or budget == 3000
+
+
 def test_a_cut_is_not_called_exact_in_a_replay(begin: Begin) -> None:
     chat = begin(user("first"), calls("A"), result("A", "line of output\n" * 400))
     request = {**user("and?"), "message_id": "asked"}
