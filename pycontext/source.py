@@ -18,6 +18,7 @@ ROLES = ("user", "assistant", "tool", "system", "developer")
 LEFT_OUT = "-"
 # More than so many rows are not looked through for what a sample tells as well.
 MAX_SCANNED = 5_000_000
+SAMPLE = 10_000  # rows whose parts are looked at
 
 _INTEGERS = ("smallint", "integer", "bigint")
 _TIMES = ("timestamp with time zone", "timestamp without time zone")
@@ -520,6 +521,7 @@ class _Planner:
 
     def _look_at(self, select: sql.Composable, rows: float, types: Mapping[str, str]) -> None:
         """What is in the rows: unknown roles, null content, places that are not one row's."""
+        self._look_at_parts(select.as_string(self._conn))
         if rows > MAX_SCANNED:
             self._note(
                 f"about {rows:,.0f} rows: what is in them was not looked at",
@@ -567,6 +569,53 @@ class _Planner:
             )
         else:
             self._ok("each row has a place of its own")
+
+    def _look_at_parts(self, select: str) -> None:
+        """What the model would read as JSON text, or not at all, in some of the rows."""
+        if self._row("select from pg_catalog.pg_namespace n where n.nspname = 'pycontext'") is None:
+            return
+        sample = (
+            "with sample as materialized ("
+            "select x.role::text as role, pycontext._jsonb(x.content) as content "
+            f"from ({select}) x where x.content is not null limit {SAMPLE}) "
+        )
+        kinds = self._rows(
+            sample + "select coalesce(e.value ->> 'type', 'without a type'), count(*) from sample s "
+            "cross join lateral jsonb_array_elements("
+            "case when jsonb_typeof(s.content) = 'array' then s.content end) e "
+            "cross join lateral (select pycontext._openai_part(e.value, s.role) as told) t "
+            "where pycontext._part_kind(e.value) not in ('text', 'reasoning') "
+            "and t.told = jsonb_build_object('type', 'text', 'text', pycontext._part_json(e.value)) "
+            "or t.told ->> 'type' = 'file' and not t.told ? 'file' group by 1 order by 2 desc, 1 limit 12"
+        )
+        if kinds:
+            listed = ", ".join(f"{kind} ({count:,})" for kind, count in kinds)
+            self._checks.append(
+                Check(
+                    "warning",
+                    f"parts that the model would read as JSON text: {listed}",
+                    "tell them as text and tool_calls in a view of yours, and adopt that (--from-view):"
+                    " sql/README.md has one for the messages of the Vercel AI SDK",
+                )
+            )
+        texts, objects = self._rows(
+            sample + "select count(*) filter (where s.role in ('user', 'assistant') "
+            "and jsonb_typeof(s.content) = 'string' and s.content #>> '{}' ~ '^\\s*[[{]\\s*[\"{]'), "
+            "count(*) filter (where jsonb_typeof(s.content) = 'object') from sample s"
+        )[0]
+        if texts:
+            self._note(
+                f"{texts:,} contents are JSON in a text column, which the model reads as it stands",
+                "where it is parts, cast it in a view of yours (content::jsonb), and adopt that: --from-view",
+            )
+        if objects:
+            self._checks.append(
+                Check(
+                    "warning",
+                    f"{objects:,} contents are JSON objects, which the model reads as (empty)",
+                    "take the text out of them in a view of yours, and adopt that: --from-view",
+                )
+            )
 
     def _look_at_json(self, select: str) -> None:
         for name in (name for name in _JSON if f'as "{name}"' in select):

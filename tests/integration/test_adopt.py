@@ -358,6 +358,76 @@ def test_a_view_that_makes_rows_of_a_row_is_slow_and_works(
         assert memory.compact("7", 900).outcome == "summarized"
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonb", "text"])
+def test_parts_that_no_model_knows_are_named(run: Callable[..., Result], db: Connection, kind: str) -> None:
+    told = [
+        {"type": "text", "text": "Is it warm?"},
+        {"type": "reasoning", "text": "Look first."},
+        {"type": "image_url", "image_url": {"url": "https://shop.example/a.png"}},
+        {"type": "file", "file": {"file_id": "f1"}},
+        "a bare text",
+    ]
+    other = [
+        {"type": "step-start"},
+        {"type": "file", "mediaType": "image/png", "url": "https://shop.example/a.png"},
+        {
+            "type": "tool-getWeather",
+            "toolCallId": "c1",
+            "state": "output-available",
+            "input": {},
+            "output": {},
+        },
+        {
+            "type": "dynamic-tool",
+            "toolName": "look",
+            "toolCallId": "c2",
+            "state": "input-available",
+            "input": {},
+        },
+        {"type": "source-url", "sourceId": "s1", "url": "https://shop.example"},
+        {"type": "step-start"},
+        {"kind": "vague"},
+    ]
+    db.execute(
+        f"create table said (id bigserial primary key, chat_id int, role text, content {kind}, created_at timestamptz default now())"
+    )
+    db.execute("create index on said (chat_id, id)")
+    options = ("said", "--table", "said", "--yes")
+    db.execute(
+        "insert into said (chat_id, role, content) values (1, 'user', %s), (1, 'tool', '[{\"a\": 1}]')",
+        (json.dumps(told),),
+    )
+    clean = run(*options)
+    assert clean.code == 0
+    assert ("1 contents are JSON in a text column" in clean.err) == (kind == "text")
+    assert (
+        "would read" not in clean.err
+        if kind == "text"
+        else "would read as JSON text: without a type (1)\n" in clean.err
+    )
+    db.execute("delete from said where role = 'tool'")
+    assert "would read" not in run(*options).err
+    db.execute(
+        "insert into said (chat_id, role, content) select 1, 'user', %s from generate_series(1, 3)",
+        (json.dumps(other),),
+    )
+    done = run(*options)
+    assert done.code == 0
+    if kind == "text":
+        assert "4 contents are JSON in a text column" in done.err
+        return
+    told_of = " ".join(done.err.split())
+    assert (
+        "step-start (6), dynamic-tool (3), file (3), source-url (3), tool-getWeather (3), without a type (3)"
+        in told_of
+    )
+    assert "--from-view" in told_of
+    db.execute("insert into said (chat_id, role, content) values (1, 'user', '{\"text\": \"hello\"}')")
+    assert "1 contents are JSON objects, which the model reads as (empty)" in run(*options).err
+    db.execute("select create_chat('1', source => 'said')")
+    assert value(db, "select messages -> -1 ->> 'content' from start_turn('1')") == "(empty)"
+
+
 def test_a_view_with_order_at_makes_rows_of_a_row_by_the_index(
     run: Callable[..., Result], shop: Connection
 ) -> None:
