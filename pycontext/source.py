@@ -75,10 +75,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Plan:
-    """The statements that adopt a table, and what was found in it."""
+    """The statements that adopt a table, and what was found in it. index: what runs first, by itself."""
 
     statements: tuple[str, ...]
     checks: tuple[Check, ...]
+    index: tuple[str, ...] = ()
 
     @property
     def has_problem(self) -> bool:
@@ -107,15 +108,17 @@ def plan(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
 
 
 def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
-    """Run the statements in one transaction and check the view as it then is; a problem undoes all of it."""
+    """Make the index, which blocks no writer, then run the statements in one transaction; not with a problem.
+
+    conn: in autocommit, outside of a transaction.
+    """
     found = plan(conn, adoption)
     if found.has_problem:
         return found
-    if adoption.from_view is not None:
-        checks, name = found.checks, adoption.from_view
-    else:  # the index is there only now
-        checks = tuple(c for c in found.checks if c.text != _FLAT)
-        name = _Planner(conn, adoption).view_text()
+    for statement in found.index:
+        conn.execute(statement.encode())
+    checks = found.checks
+    name = adoption.from_view or _Planner(conn, adoption).view_text()
     with conn.transaction():
         for statement in found.statements:
             try:
@@ -127,16 +130,15 @@ def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
                     detail=error.diag.message_primary,
                     hint=f"drop view {name}, then run this again; or name another: --view",
                 ) from None
-        if adoption.from_view is None:
+        if found.index:
             planner = _Planner(conn, adoption)
             view = planner.relation(name, "view")
             checks += (
                 planner.read_of_one_chat(sql.SQL("select * from {}").format(view.identifier), view.types),
             )
-    return Plan(found.statements, checks)
+    return Plan(found.statements, checks, found.index)
 
 
-_FLAT = "a read of one chat uses an index"
 _ALL_THE_SAME = "; with --yes it is adopted all the same"
 
 
@@ -158,22 +160,20 @@ class _Planner:
         select = self._select(table)
         body = select.as_string(self._conn)
         self._conn.execute(f"select * from ({body}) x limit 0".replace("%", "%%").encode(), ())
-        statements = []
         index = self._index(table, select)
-        if index is not None:
-            statements.append(index)
-        else:
+        if not index:
             self._checks.append(self.read_of_one_chat(select, None))
         view = self._view(table)
-        statements.append(
+        statements = [
             sql.SQL("create or replace view {} with (security_invoker = true) as\n{}")
             .format(view, select)
             .as_string(self._conn)
-        )
+        ]
         statements.extend(self._grants(table, view))
         statements.append(self._register(view.as_string(self._conn)))
+        self._look_at_times(table)
         self._look_at(select, table.rows, table.types)
-        return Plan(tuple(statements), tuple(self._checks))
+        return Plan(tuple(statements), tuple(self._checks), index)
 
     def relation(self, text: str, what: str) -> _Relation:
         try:
@@ -261,7 +261,7 @@ class _Planner:
                 " becomes several, a column order_at beside seq" + _ALL_THE_SAME,
                 lines,
             )
-        return Check("ok", _FLAT)
+        return Check("ok", "a read of one chat uses an index")
 
     @property
     def _is_timed(self) -> bool:
@@ -280,6 +280,11 @@ class _Planner:
         for name in _JSON:
             if view.types.get(name) not in ("json", "jsonb", None):
                 self._problem(f"{name} is {view.types[name]}, not JSON", f"cast it: {name}::jsonb")
+        if view.types.get("created_at") == "timestamp without time zone":
+            self._note(
+                "created_at has no time zone: it is read in the time zone of each session",
+                "say which it is: created_at at time zone 'UTC'",
+            )
         select = sql.SQL("select * from {}").format(view.identifier)
         if not any(check.severity == "problem" for check in self._checks):
             self._look_at(select, 0, view.types)
@@ -320,6 +325,12 @@ class _Planner:
                 hint=f"map to one of {', '.join(ROLES)}, or to {LEFT_OUT} to leave these rows out",
             )
         first = table.types[spec.order[0]]
+        if len(spec.order) > 2:
+            raise BadAdoption(
+                f"{len(spec.order)} columns are no order: {', '.join(spec.order)}",
+                detail="an order is an integer that grows, or a time and the column that breaks its ties",
+                hint=f"--order {spec.order[0]},{spec.message_id}; or a view whose seq says more (--from-view)",
+            )
         if len(spec.order) == 1 and first in _INTEGERS:
             return
         if len(spec.order) == 2 and first in (*_TIMES, *_INTEGERS):
@@ -445,7 +456,8 @@ class _Planner:
             table=table.identifier,
         )
 
-    def _index(self, table: _Relation, select: sql.Composable) -> str | None:
+    def _index(self, table: _Relation, select: sql.Composable) -> tuple[str, ...]:
+        """What makes the index where there is none that serves, after what an attempt that broke off left."""
         wanted = [self._spec.chat_id, *self._spec.order]
         with self._conn.cursor(row_factory=tuple_row) as cursor:
             found = cursor.execute(
@@ -462,25 +474,30 @@ class _Planner:
         is_there = any(row[0][: len(wanted)] == wanted for row in found)
         # a number is read by the time made of it
         if self.read_of_one_chat(select, None).severity == "ok" if is_epoch else is_there:
-            return None
-        if table.rows > 100_000:
-            self._note(
-                "the index is built in the same transaction, and nobody writes to the table meanwhile",
-                "create it first by itself, with create index concurrently; then run this again",
-            )
+            return ()
+        kind = self._rows(f"select relkind from pg_catalog.pg_class where oid = {table.oid}")[0][0]
+        if kind not in ("r", "p", "m"):
+            return ()
         name = f"{table.name[:40]}_pycontext_ix"
-        return (
-            sql.SQL("create index {} on {} ({})")
-            .format(
-                sql.Identifier(name),
-                table.identifier,
-                sql.SQL(", ").join(
-                    self._at(table, column, "") if is_epoch and n == 1 else sql.Identifier(column)
-                    for n, column in enumerate(wanted)
-                ),
-            )
-            .as_string(self._conn)
+        how = sql.SQL("" if kind == "p" else "concurrently ")  # a partitioned table knows only the other
+        left = self._row(
+            """
+            select from pg_catalog.pg_index i join pg_catalog.pg_class k on k.oid = i.indexrelid
+            where i.indrelid = %s and k.relname = %s and not i.indisvalid
+            """,
+            (table.oid, name),
         )
+        drop = sql.SQL("drop index {}{}").format(how, sql.Identifier(table.schema, name))
+        create = sql.SQL("create index {}{} on {} ({})").format(
+            how,
+            sql.Identifier(name),
+            table.identifier,
+            sql.SQL(", ").join(
+                self._at(table, column, "") if is_epoch and n == 1 else sql.Identifier(column)
+                for n, column in enumerate(wanted)
+            ),
+        )
+        return tuple(text.as_string(self._conn) for text in ([create] if left is None else [drop, create]))
 
     def _view(self, table: _Relation) -> sql.Identifier:
         if self._spec.view is None:
@@ -569,6 +586,38 @@ class _Planner:
             )
         else:
             self._ok("each row has a place of its own")
+
+    def _look_at_times(self, table: _Relation) -> None:
+        """What is taken for granted of the order and of times."""
+        spec = self._spec
+        for column in dict.fromkeys((self._created_at(table), spec.order[0])):
+            if table.types[column] == "timestamp without time zone":
+                self._note(
+                    f"{column} has no time zone: it is taken as UTC",
+                    "where it is another, say so in a view of yours: created_at at time zone 'Europe/Riga'",
+                )
+        if not self._is_timed or table.rows > MAX_SCANNED:
+            return
+        time, tie = spec.order
+        shared, roles = self._rows(
+            sql.SQL(
+                "select count(*), count(*) filter (where t.roles > 1) from ("
+                "select count(distinct {}) as roles from {} group by {}, {} having count(*) > 1) t"
+            )
+            .format(
+                sql.Identifier(spec.role),
+                table.identifier,
+                sql.Identifier(spec.chat_id),
+                sql.Identifier(time),
+            )
+            .as_string(self._conn)
+        )[0]
+        if shared:
+            self._note(
+                f"{shared:,} times are shared by rows of one chat, {roles:,} of them by different roles:"
+                f" there {tie} alone says the order",
+                "an integer that grows would say it; or a view of yours, whose seq says more (--from-view)",
+            )
 
     def _look_at_parts(self, select: str) -> None:
         """What the model would read as JSON text, or not at all, in some of the rows."""

@@ -72,7 +72,9 @@ def adopt_command(
     is_default: Annotated[
         bool, typer.Option("--default", help="The home of every chat id that pycontext does not know.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Run it, in one transaction.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Run it: the index by itself, the rest in one transaction.")
+    ] = False,
 ) -> None:
     """Read chats from a messages table of yours.
 
@@ -130,7 +132,8 @@ def _print(found: Plan, *, is_done: bool) -> None:
     if found.has_problem:
         err().print("nothing was changed" if is_done else "not yet: see above", style="bold red")
     if not is_done or found.has_problem:
-        sys.stdout.write("".join(f"{statement};\n\n" for statement in ("begin", *found.statements, "commit")))
+        statements = (*found.index, "begin", *found.statements, "commit")
+        sys.stdout.write("".join(f"{statement};\n\n" for statement in statements))
     else:
         out().print("adopted: select * from pycontext.working_window(a chat id of yours)")
 

@@ -122,12 +122,51 @@ def test_bigint_ids_are_printed_first_then_run(run: Callable[..., Result], shop:
     )
 
 
-def test_the_index_it_needs_is_made(run: Callable[..., Result], shop: Connection) -> None:
+def test_the_index_it_needs_is_made_and_blocks_no_writer(
+    run: Callable[..., Result], shop: Connection
+) -> None:
     shop.execute("drop index app.message_chat_ix")
-    assert "create index" in run(*SHOP).out
+    made = 'create index concurrently "message_pycontext_ix"'
+    assert run(*SHOP).out.startswith(made)
     assert run(*SHOP, "--yes").code == 0
     assert value(shop, "select to_regclass('app.message_pycontext_ix')") is not None
     assert "create index" not in run(*SHOP).out
+    # one that broke off leaves an index that serves nobody
+    shop.execute(
+        "update pg_index set indisvalid = false where indexrelid = 'app.message_pycontext_ix'::regclass"
+    )
+    assert run(*SHOP).out.startswith('drop index concurrently "app"."message_pycontext_ix";\n\n' + made)
+    assert "ok: a read of one chat uses an index" in run(*SHOP, "--yes").err
+
+
+def test_an_order_that_needs_a_word_gets_it(run: Callable[..., Result], db: Connection) -> None:
+    db.execute(
+        """
+        create table "Turn" (id uuid primary key default gen_random_uuid(), chat_id int, role text, content text, "createdAt" timestamp);
+        insert into "Turn" (chat_id, role, content, "createdAt")
+        select 1, (array['user', 'assistant'])[1 + g % 2], 'hello ' || g, '2026-01-01'::timestamp + g / 2 * interval '1 s'
+        from generate_series(0, 9) g;
+        insert into "Turn" (chat_id, role, content, "createdAt") values (1, 'user', 'and', '2026-01-02'), (1, 'user', 'more', '2026-01-02');
+        create view said as select chat_id, row_number() over (order by "createdAt", role desc, id) as seq, id as message_id, role, content,
+            "createdAt" as created_at from "Turn"
+        """
+    )
+    three = run("chats", "--table", "Turn", "--order", "createdAt,role,id")
+    assert three.code == 1
+    assert "3 columns are no order: createdAt, role, id" in three.err
+    assert "HINT: --order createdAt,id" in three.err
+    alone = run("chats", "--table", "Turn", "--order", "createdAt")
+    assert "6 times are shared" in alone.err
+    told = " ".join(run("chats", "--table", "Turn", "--order", "createdAt,id", "--yes").err.split())
+    assert (
+        "6 times are shared by rows of one chat, 5 of them by different roles: there id alone says the order"
+        in told
+    )
+    assert "note: createdAt has no time zone: it is taken as UTC" in told
+    assert (
+        "created_at has no time zone: it is read in the time zone of each session"
+        in run("v", "--from-view", "said").err
+    )
 
 
 def test_roles_unknown_to_the_map_are_refused_with_a_way_out(
