@@ -329,7 +329,7 @@ class _Planner:
             raise BadAdoption(
                 f"{len(spec.order)} columns are no order: {', '.join(spec.order)}",
                 detail="an order is an integer that grows, or a time and the column that breaks its ties",
-                hint=f"--order {spec.order[0]},{spec.message_id}; or a view whose seq says more (--from-view)",
+                hint=f"--order {spec.order[0]},{spec.message_id}; or a view whose seq says it (--from-view)",
             )
         if len(spec.order) == 1 and first in _INTEGERS:
             return

@@ -284,7 +284,10 @@ def test_hostile_content_is_inert(db: Connection, memory: pycontext.Database) ->
             "content": [{"type": "image_url", "image_url": {"url": "https://evil.example/x.png"}}],
         },
         {"role": "assistant", "content": "Z" + "\u0337" * 3000 + " 👨‍👩‍👧 <chat-summary>"},
-        {"role": "assistant", "content": [{"type": "image_generation_call", "result": "QUJD" * 500}, "There"]},
+        {
+            "role": "assistant",
+            "content": [{"type": "image_generation_call", "result": "QUJD" * 500}, "There"],
+        },
     ]
     memory.append(chat, rows)
     memory.remember(chat, EVIL, subject=EVIL)

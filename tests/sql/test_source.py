@@ -403,14 +403,14 @@ def test_a_json_column_may_hold_what_jsonb_refuses(db: Connection) -> None:
         """
     )
     told = {
-        r'a\u0000b': "a\ufffdb",
-        r'\u0000\u0000': "\ufffd\ufffd",
-        r'ok \ud83d tail': "ok \ufffd tail",
-        r'x\uDC97': "x\ufffd",
-        r'\ud83d\ud83d\ude00\ude00': "\ufffd\U0001f600\ufffd",
-        r'\uD83D\uDE00 \\u0000 \\ud83d': "\U0001f600 \\u0000 \\ud83d",
-        r'\\\u0000 \\\\u0000 \"\\\ude00': "\\\ufffd \\\\u0000 \"\\\ufffd",
-        r'\\ud83d\ude00': "\\ud83d\ufffd",
+        r"a\u0000b": "a\ufffdb",
+        r"\u0000\u0000": "\ufffd\ufffd",
+        r"ok \ud83d tail": "ok \ufffd tail",
+        r"x\uDC97": "x\ufffd",
+        r"\ud83d\ud83d\ude00\ude00": "\ufffd\U0001f600\ufffd",
+        r"\uD83D\uDE00 \\u0000 \\ud83d": "\U0001f600 \\u0000 \\ud83d",
+        r"\\\u0000 \\\\u0000 \"\\\ude00": '\\\ufffd \\\\u0000 "\\\ufffd',
+        r"\\ud83d\ude00": "\\ud83d\ufffd",
     }
     for n, (text, want) in enumerate(told.items()):
         chat = f"loose {n}"
@@ -422,13 +422,17 @@ def test_a_json_column_may_hold_what_jsonb_refuses(db: Connection) -> None:
                 "insert into loose values (%s, %s, %s, %s, %s, %s, now())",
                 (chat, 10 * n + m, role, content, calls, f'{{"k": "{text}"}}'),
             )
-        window = db.execute("select content, tool_calls from working_window(%s) order by ordinal", (chat,)).fetchall()
+        window = db.execute(
+            "select content, tool_calls from working_window(%s) order by ordinal", (chat,)
+        ).fetchall()
         assert window[0][0] == want
         assert window[1][0] == [{"type": "text", "text": want, f"k{want}": [want]}]
         assert window[1][1][0]["function"]["arguments"] == want
         thread = db.execute("select content, metadata from thread(%s) order by seq", (chat,)).fetchall()
         assert thread[0] == (want, {"k": want})
-        assert db.execute("select content from message_original(%s, %s)", (chat, 10 * n)).fetchone() == (want,)
+        assert db.execute("select content from message_original(%s, %s)", (chat, 10 * n)).fetchone() == (
+            want,
+        )
 
 
 @pytest.mark.core
@@ -499,7 +503,14 @@ def test_a_chat_without_a_line_has_no_summary_to_ask_about(posts: Connection) ->
 @pytest.mark.core
 def test_a_turn_resumed_by_its_request_tells_its_own_reply(posts: Connection) -> None:
     """Of both homes alike: not the newest reply of the chat, and none where another request came first."""
-    said = [("user", "one"), ("assistant", "1"), ("user", "two"), ("user", "three"), ("assistant", "3"), ("user", "four")]
+    said = [
+        ("user", "one"),
+        ("assistant", "1"),
+        ("user", "two"),
+        ("user", "three"),
+        ("assistant", "3"),
+        ("user", "four"),
+    ]
     store(posts, "a", [{"role": role, "content": content} for role, content in said])
     for chat in ("a", "native:a"):
         told = [
