@@ -601,7 +601,7 @@ begin
     perform pycontext._log_pass(c, 'summarized', details ->> 'reason',
         case when l.seq is null then (summary #>> '{covers,from_seq}')::bigint else l.seq + 1 end, v_to, r.message_id, s.token_budget,
         v_before, v_after, coalesce(details, '{}') || jsonb_build_object('lost_values', case when v_rows <= 5000 then (
-            select count(*) from pycontext.lost_values(put_summary.chat_id, r.message_id)) end), s.hi_seq);
+            select count(*) from pycontext._lost_values(r, false, 1000)) end), s.hi_seq);
     perform pycontext._take_scale(c.chat_id);
     return r;
 end

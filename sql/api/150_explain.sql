@@ -169,6 +169,33 @@ comment on function pycontext.explain_window(text, integer, text, text, bigint, 
     'rows with all these words, in any case. The newest max_rows before before_seq (with search, of 100,000 looked at); '
     'a row "not shown" tells where to go on.';
 
+-- Whether the window's line has the words of a row, and which of the lines that it was merged from, f on, dropped them.
+create or replace function pycontext._words_fate(
+    s pycontext._window_state, f pycontext.message, words text[], is_replay boolean)
+returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with line as (
+        select m.seq, m.at_act, (
+            select bool_and(strpos(pycontext._folded(m.content #>> '{}'), x) > 0) from unnest(words) x) as has_words
+        from (
+            -- a line that came late, behind one that was there, told nothing on
+            select t.*, max(t.seq) over (order by t.at_act rows between unbounded preceding and 1 preceding) as reached
+            from pycontext.message t
+            where t.chat_id = s.chat_id and t.line_no > 0 and t.origin = 'compaction' and t.seq between f.seq and s.line_seq
+                and t.at_act between f.at_act and s.hi_act and (t.gone_act is null or is_replay and t.gone_act > s.hi_act)) m
+        where m.reached is null or m.seq > m.reached
+    )
+    select case
+        when (select l.has_words from line l order by l.at_act desc limit 1) then 'the summary has the words'
+        when f.seq = s.line_seq then 'the summary lacks them'
+        else format('lost in the line at #%s', (
+            select l.seq from line l
+            where l.at_act > coalesce((select max(k.at_act) from line k where k.has_words), -1)
+            order by l.at_act limit 1)) end
+$$;
+
 -- What became of one row: w is its row in the window, if it is there.
 create or replace function pycontext._fate(
     s pycontext._window_state, r pycontext._thread_row, w pycontext.window_row, words text[], is_replay boolean,
@@ -277,10 +304,13 @@ begin
             and t.at_act <= s.hi_act and (t.gone_act is null or is_replay and t.gone_act > s.hi_act)
         order by t.at_act limit 1;
         fate := 'summarized';
-        cause := l.message_id;
-        reason := case when words is null then format('before the line at #%s', l.seq)
-            when (select bool_and(strpos(pycontext._folded(s.line_content #>> '{}'), x) > 0) from unnest(words) x)
-                then 'the summary has the words' else 'the summary lacks them' end;
+        cause := s.line_id;
+        if words is null then
+            reason := case when l.message_id = s.line_id then format('before the line at #%s', l.seq)
+                else format('merged from the line at #%s', l.seq) end;
+        else
+            reason := pycontext._words_fate(s, l, words, is_replay);
+        end if;
     else
         fate := 'left out';
         cause := 'budget';

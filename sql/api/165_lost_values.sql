@@ -53,50 +53,61 @@ as $$
             || pycontext._words(translate(value, './\_-@:?=&', '          ')))) w (word)) end
 $$;
 
--- Exact values in the words of users and assistants and in arguments of calls, of the messages this line covers (those
--- before the previous line are that one's), that neither the line nor a live fact names: at most max_rows. PCX01, PCX02.
-create or replace function pycontext.lost_values(chat_id text, summary_id text, max_rows integer default 1000)
+-- A text with the paths that it lists together, a/{b, c}, told one by one below it.
+create or replace function pycontext._spelled_out(body text)
+returns text
+language sql immutable parallel safe
+as $$
+    select concat_ws(E'\n', body, (
+        select string_agg(m.hit[1] || n.name, E'\n')
+        from regexp_matches(body, '(\S*[/=])\{([^{}\n]+)\}', 'g') m (hit), regexp_split_to_table(m.hit[2], ', ') n (name)))
+$$;
+
+-- Exact values in the words of users and assistants and in arguments of calls, of the messages a line covers, that neither
+-- the line nor a live fact names: of all of them, or (is_whole false) of those since the line before it and of its text.
+create or replace function pycontext._lost_values(l pycontext.message, is_whole boolean, max_rows integer)
 returns setof pycontext.lost_value_row
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set enable_mergejoin = off
 as $$
 declare
-    l pycontext.message;
     c pycontext.chat;
-    v_after text;
+    p pycontext.message;
     v_named text;
     v_values text[];
+    v_from bigint[];
+    v_to bigint[];
 begin
-    select t.* into l from pycontext.message t
-    where t.chat_id = lost_values.chat_id and t.message_id = summary_id and t.origin = 'compaction';
-    if not found then
-        -- an adopted chat has no row of ours before its first line
-        perform pycontext._chat_bounds(chat_id);
-        perform pycontext._raise('PCX02', 'no such summary', format('summary_id is %L', summary_id),
-            'see: select summary_id from pycontext.compaction_history');
-    end if;
     select t.* into c from pycontext.chat t where t.chat_id = l.chat_id;
-    select r.message_id into v_after
-    from pycontext._thread_rows(c.chat_id, c.source, array[l.seq], array[l.seq], null, 1, true) r;
-    if v_after is null then
-        return;
+    if not is_whole then
+        p := pycontext._line_before(l.chat_id, l.seq);
     end if;
-    -- paths that are listed together are told one by one
-    select lower(concat_ws(E'\n', l.content #>> '{}', (
-        select string_agg(m.hit[1] || n.name, E'\n')
-        from regexp_matches(l.content #>> '{}', '(\S*[/=])\{([^{}\n]+)\}', 'g') m (hit),
-            regexp_split_to_table(m.hit[2], ', ') n (name)))) into v_named;
+    v_from := array[coalesce(p.seq + 1, l.covers_from)];
+    v_to := array[l.seq];
+    if p.request_seq is not null then
+        -- stood beside that line until now
+        v_from := p.request_seq || v_from;
+        v_to := p.request_seq || v_to;
+    end if;
+    v_named := pycontext._spelled_out(lower(l.content #>> '{}'));
     v_values := array(select lower(v.value) from regexp_split_to_table(v_named, '\n') n (line), pycontext._exact_values(n.line) v);
     return query
-    with said as (
-        select distinct on (lower(v.value)) s.seq, s.message_id, s.role, v.kind, v.value, lower(v.value) as plain
-        from pycontext.compaction_source(lost_values.chat_id, v_after) s
-        cross join lateral pycontext._exact_values(pycontext._mask(concat_ws(E'\n', s.text, (
-            select string_agg(e.value #>> '{function,arguments}', E'\n')
-            from jsonb_array_elements(coalesce(s.tool_calls, '[]')) e)))) v
-        where s.kind = 'message' and s.role in ('user', 'assistant') and not s.is_head and not s.is_request
-        order by lower(v.value), s.seq desc
+    with body as (
+        select r.seq, r.message_id, r.role, pycontext._mask(concat_ws(E'\n', pycontext._content_text(r.content), (
+                select string_agg(e.value #>> '{function,arguments}', E'\n')
+                from jsonb_array_elements(coalesce(r.tool_calls, '[]')) e))) as body
+        from pycontext._thread_rows(c.chat_id, c.source, v_from, v_to) r
+        where r.role in ('user', 'assistant') and r.seq <= l.seq and r.seq is distinct from l.request_seq
+            and not coalesce(r.unit_seq between l.head_from and l.head_to, false)
+        union all
+        -- of what the line before told; it cites places, and these are no values
+        select p.seq, p.message_id, p.role, regexp_replace(pycontext._spelled_out(p.content #>> '{}'), '#\d+', '', 'g')
+        where p.origin = 'compaction'
+    ), said as (
+        select distinct on (lower(v.value)) b.seq, b.message_id, b.role, v.kind, v.value, lower(v.value) as plain
+        from body b cross join lateral pycontext._exact_values(b.body) v
+        order by lower(v.value), b.seq desc
     ), unnamed as materialized (
         select q.* from said q
         where q.plain <> all (v_values) and (length(q.plain) < 6 or strpos(v_named, q.plain) = 0)
@@ -123,7 +134,29 @@ begin
     limit max_rows;
 end
 $$;
+
+-- Exact values in the words of users and assistants and in arguments of calls, of all messages this line covers, those of
+-- earlier lines too, that neither the line nor a live fact names: at most max_rows. PCX01, PCX02.
+create or replace function pycontext.lost_values(chat_id text, summary_id text, max_rows integer default 1000)
+returns setof pycontext.lost_value_row
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    l pycontext.message;
+begin
+    select t.* into l from pycontext.message t
+    where t.chat_id = lost_values.chat_id and t.message_id = summary_id and t.origin = 'compaction';
+    if not found then
+        -- an adopted chat has no row of ours before its first line
+        perform pycontext._chat_bounds(chat_id);
+        perform pycontext._raise('PCX02', 'no such summary', format('summary_id is %L', summary_id),
+            'see: select summary_id from pycontext.compaction_history');
+    end if;
+    return query select * from pycontext._lost_values(l, true, max_rows);
+end
+$$;
 comment on function pycontext.lost_values(text, text, integer) is
-    'Exact values (ids, numbers, dates, paths, addresses) of the messages a line covers that neither the line nor a live '
-    'fact names, each with the newest message that has it: at most max_rows. What tools printed is not looked at, nor what '
-    'stays in sight beside the line. PCX01, PCX02.';
+    'Exact values (ids, numbers, dates, paths, addresses) of all the messages a line covers, those of earlier lines too, that '
+    'neither the line nor a live fact names, each with the newest message that has it: at most max_rows. What tools printed is '
+    'not looked at, nor what stays in sight beside the line. PCX01, PCX02.';

@@ -235,7 +235,8 @@ comment on column pycontext.pass.prompt_tokens is 'Tokens that the model read, a
 comment on column pycontext.pass.completion_tokens is 'Tokens that the model wrote, as its provider reported them.';
 comment on column pycontext.pass.seconds is 'How long the summarizer took.';
 comment on column pycontext.pass.lost_values is
-    'Exact values of the covered messages that neither the line nor a fact named when it was stored; null: no summary was.';
+    'Exact values that neither the line nor a fact named when it was stored, of the messages since the line before it and '
+    'of that line''s text (lost_values looks at all the line covers); null: no summary was, or of over 5,000 messages.';
 comment on column pycontext.pass.limits is 'The profile''s limits as they were then.';
 comment on column pycontext.pass.created_at is 'Start of the transaction that logged it.';
 
@@ -436,7 +437,8 @@ comment on column pycontext.compaction_history.seconds is 'How long the summariz
 comment on column pycontext.compaction_history.at_seq is 'The chat''s newest seq at that time.';
 comment on column pycontext.compaction_history.summary_id is 'message_id of the line it stored; null = none.';
 comment on column pycontext.compaction_history.lost_values is
-    'Exact values of the covered messages that neither the line nor a fact named when it was stored; null: no summary was.';
+    'Exact values that neither the line nor a fact named when it was stored, of the messages since the line before it and '
+    'of that line''s text (lost_values looks at all the line covers); null: no summary was, or of over 5,000 messages.';
 comment on column pycontext.compaction_history.reason is 'Why.';
 
 -- Functions that only look.

@@ -199,12 +199,14 @@ def test_what_a_line_covers_is_summarized_by_it(db: Connection) -> None:
     assert first != second
     told = explain(db)
     by_line = Counter(row["by"] for row in told if row["fate"] == "summarized")
-    assert set(by_line) == {first, second}
+    assert set(by_line) == {second}, "the line that stands for it now"
     assert next(row for row in told if row["message_id"] == first)["fate"] == "merged"
     assert next(row for row in told if row["message_id"] == first)["by"] == second
     assert next(row for row in told if row["message_id"] == second)["fate"] == "summary"
     place = next(row["seq"] for row in told if row["message_id"] == first)
-    assert all((row["by"] == first) == (row["seq"] <= place) for row in told if row["fate"] == "summarized")
+    reasons = {row["reason"]: row["seq"] for row in told if row["fate"] == "summarized"}
+    assert list(reasons) == [f"merged from the line at #{place}", f"before the line at #{max(reasons.values())}"]
+    assert min(reasons.values()) == place
     check(db)
     db.execute("select drop_summary('c', %s)", [second])
     told = explain(db)
@@ -213,6 +215,33 @@ def test_what_a_line_covers_is_summarized_by_it(db: Connection) -> None:
     assert dropped["by"].startswith("act ")
     assert next(row for row in told if row["message_id"] == first)["fate"] == "summary"
     check(db)
+
+
+@pytest.mark.core
+def test_search_names_the_line_that_dropped_it(db: Connection) -> None:
+    talk(db, 10)
+    append(db, {"role": "user", "content": "The locker is ЖУК-77, the shelf 12-B, the box 9-Z, the bin 4-Y."})
+    told = ("жук-77, 12-B", "ЖУК-77, 9-Z", "ЖУК-77")
+    places = []
+    lines = []
+    for stage, says in enumerate(told):
+        for n in range(20 + 20 * stage, 40 + 20 * stage):
+            append(db, said(2 * n + 1), said(2 * n + 2, "assistant"))
+        lines.append(compact(db, says=says))
+        places.append(value(db, "select max(seq) from message where line_no > 0"))
+    assert len(set(lines)) == 3
+
+    def why(words: str) -> str:
+        row = next(r for r in explain(db, search=words) if r["seq"] == 21)
+        assert (row["fate"], row["by"]) == ("summarized", lines[-1])
+        return str(row["reason"])
+
+    assert why("жук-77") == "the summary has the words"
+    assert why("12-b") == f"lost in the line at #{places[1]}"
+    assert why("4-y") == f"lost in the line at #{places[0]}"
+    assert why("9-z") == f"lost in the line at #{places[2]}"
+    db.execute("select drop_summary('c', %s)", [lines.pop()])
+    assert why("9-z") == "the summary has the words"
 
 
 def test_search_says_why_the_model_forgot_it(db: Connection) -> None:
@@ -488,6 +517,15 @@ def test_a_chat_in_a_table_of_the_products(db: Connection) -> None:
         assert check(db, "7", budget)
     told = explain(db, "7", token_budget=100000)
     assert {row["by"] for row in told if row["fate"] == "summarized"} == {line}
+    later = value(
+        db,
+        "select message_id from put_summary('7', '50', %s, token_budget => 4000)",
+        json.dumps({"resolved": ["Number 12 was the last"]}),
+    )
+    told = explain(db, "7", token_budget=100000)
+    assert {row["by"] for row in told if row["fate"] == "summarized"} == {later}
+    lost = rows(db, "select seq, value from lost_values('7', %s)", later)
+    assert [row["seq"] for row in lost] == [n for n in range(10, 51) if n not in (12, 49)], "of the older line's, too"
     assert [row["seq"] for row in explain(db, "7", before_seq=50, max_rows=3)] == [None, 47, 48, 49]
 
 

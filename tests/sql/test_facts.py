@@ -629,6 +629,29 @@ def test_lost_values_are_those_nobody_names(db: Connection) -> None:
     assert raised.value.sqlstate == "PCX02"
 
 
+def test_what_is_lost_when_lines_merge_is_named(db: Connection) -> None:
+    """The newest line answers for all it covers; a pass counts what it dropped itself."""
+    places = 0
+    lines = []
+    for told in ("QX-1 and QX-2", "QX-1 and QX-5", "QX-5 and QX-9"):
+        for _ in range(4):
+            places += 1
+            say(db, "a", f"order QX-{places}" + ", please" * 30, f"well, {1000 + places}")
+        ids = [r[0] for r in db.execute("select message_id from message where line_no = 0 order by seq")]
+        lines.append(cover(db, "a", ids[-1], f"#7 They spoke of {told}"))
+    # the first turn stays in sight, and so does the newest request
+    lost = db.execute("select seq, value from pycontext.lost_values('a', %s)", (lines[2],)).fetchall()
+    assert [(seq, v) for seq, v in lost if v.startswith("QX")] == [
+        (2 * n - 1, f"QX-{n}") for n in (2, 3, 4, 6, 7, 8, 10, 11)
+    ]
+    assert [int(v) for _, v in lost if not v.startswith("QX")] == list(range(1002, 1013))
+    # by pass: QX-3, not its request QX-4; then QX-4, 6, 7 and QX-2 of the line before; then QX-8, 10, 11 and QX-1
+    counted = db.execute("select lost_values from pycontext.compaction_history order by pass_no").fetchall()
+    assert counted == [(1 + 3,), (4 + 4,), (4 + 4,)]
+    old = db.execute("select value from pycontext.lost_values('a', %s)", (lines[0],)).fetchall()
+    assert old == [("1002",), ("QX-3",), ("1003",), ("1004",)], "a line that is merged still tells its own"
+
+
 def test_a_fact_names_a_value_wherever_it_stands(db: Connection) -> None:
     """The facts of all the owner's chats count; a longer number that holds a value does not name it."""
     named = (
