@@ -645,7 +645,7 @@ def test_what_is_lost_when_lines_merge_is_named(db: Connection) -> None:
         (2 * n - 1, f"QX-{n}") for n in (2, 3, 4, 6, 7, 8, 10, 11)
     ]
     assert [int(v) for _, v in lost if not v.startswith("QX")] == list(range(1002, 1013))
-    # by pass: QX-3, not its request QX-4; then QX-4, 6, 7 and QX-2 of the line before; then QX-8, 10, 11 and QX-1
+    # by pass: QX-3, not its request 4; then 4, 6, 7 and QX-2 of the line before; then 8, 10, 11 and QX-1
     counted = db.execute("select lost_values from pycontext.compaction_history order by pass_no").fetchall()
     assert counted == [(1 + 3,), (4 + 4,), (4 + 4,)]
     old = db.execute("select value from pycontext.lost_values('a', %s)", (lines[0],)).fetchall()
