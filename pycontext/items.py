@@ -185,7 +185,9 @@ def _taken(reply: Element, item: Item) -> Item | str:
     if item.get("role") == "assistant" and isinstance(item.get("content"), (str, list)):
         content = item.pop("content")
         is_text = isinstance(content, str)
-        reply["content"].extend([{"type": "output_text", "text": content}] if is_text else content)
+        parts = [{"type": "output_text", "text": content}] if is_text else content
+        phase = {"phase": item["phase"]} if isinstance(item.get("phase"), str) else {}
+        reply["content"].extend({**part, **phase} if isinstance(part, dict) else part for part in parts)
         return {**item, "parts": None if is_text else len(content)}
     part = _part(item)
     reply["content"].append(part)
@@ -291,7 +293,7 @@ def _restored(row: Mapping[str, Any], rests: Sequence[Any], plain: Collection[st
             found.append(_function_call(call) if call["id"] in plain else _called(call, rest))
         else:
             count = rest["parts"]
-            content = parts[at]["text"] if count is None else parts[at : at + count]
+            content = parts[at]["text"] if count is None else [*map(_without_phase, parts[at : at + count])]
             at += 1 if count is None else count
             found.append(
                 {**{k: v for k, v in rest.items() if k != "parts"}, "role": "assistant", "content": content}
@@ -333,6 +335,11 @@ def _output(row: Mapping[str, Any], rest: Any) -> Item:
 
 def _without_id(item: Item) -> Item:
     return {key: value for key, value in item.items() if key != "id"}
+
+
+def _without_phase(part: Any) -> Any:
+    """A part as it was added: which phase its message was of stands in the message's rest."""
+    return {key: value for key, value in part.items() if key != "phase"} if isinstance(part, dict) else part
 
 
 def _told(row: Mapping[str, Any]) -> Iterator[Item]:

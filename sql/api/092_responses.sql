@@ -45,6 +45,9 @@ begin
                 when k.kind = 'text' then pycontext._part_text(e.value)
                 when k.kind = 'image' then '[image]'
                 else coalesce(e.value ->> 'refusal', pycontext._part_json(e.value)) end)
+                -- commentary or final_answer: OpenAI asks for it back with every message of the assistant's
+                || case when e.value ->> 'phase' in ('commentary', 'final_answer')
+                    then jsonb_build_object('phase', e.value -> 'phase') else '{}' end
         end order by e.ordinality)
         into v_items
         from jsonb_array_elements(content) with ordinality e

@@ -19,6 +19,8 @@ from pycontext import cli, install
 from pycontext.embedded import binaries
 from pycontext.source import Adoption, BadAdoption, adopt, plan
 
+pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
+
 Connection = psycopg.Connection[Any]
 
 
@@ -553,8 +555,10 @@ def checksum(db: Connection) -> Any:
 
 
 @pytest.mark.core
-def test_forgetting_a_source_leaves_the_products_table_as_it_was(shop: Connection, dsn: str) -> None:
-    dumped = dump(dsn)
+def test_forgetting_a_source_leaves_the_products_table_as_it_was(
+    shop: Connection, dsn: str, direct_dsn: str
+) -> None:
+    dumped = dump(direct_dsn)
     before = checksum(shop)
     adopted = adopt_shop(shop)
     tables = [
@@ -580,7 +584,7 @@ def test_forgetting_a_source_leaves_the_products_table_as_it_was(shop: Connectio
         adopted.execute("select forget_source('shop')")
     assert error.value.sqlstate == "PCX12"
     adopted.execute("drop view app.message_pycontext")  # the one thing that stays
-    assert dump(dsn) == dumped
+    assert dump(direct_dsn) == dumped
 
 
 @pytest.mark.core

@@ -18,6 +18,8 @@ from pycontext.install import extra_sql
 from pycontext.summarizer.extractive import ExtractiveSummarizer
 from pycontext.worker import Worker
 
+pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
+
 Connection = psycopg.Connection[Any]
 
 

@@ -23,6 +23,8 @@ from openai import AsyncOpenAI  # noqa: E402
 import pycontext  # noqa: E402
 from pycontext.integrations.openai_agents import ChatSession  # noqa: E402
 
+pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
+
 Item = dict[str, Any]
 Open = Callable[..., ChatSession]
 

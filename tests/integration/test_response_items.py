@@ -294,6 +294,22 @@ def test_pruned_and_cut_it_is_valid_still(memory: pycontext.Database) -> None:
                 assert turn.window_tokens <= budget
 
 
+def test_every_message_keeps_its_phase(memory: pycontext.Database) -> None:
+    """OpenAI asks for commentary and final answers to be sent back as such, through the whole chat."""
+    said = [
+        {**SAID, "id": "msg_1", "phase": "commentary"},
+        {"type": "message", "role": "assistant", "content": "Looked.", "phase": "final_answer"},
+    ]
+    with asked(memory) as turn:
+        turn.add(said)
+    with asked(memory, text="And now?") as turn:
+        told = turn.responses_input
+        check(turn)
+    phases = [item.get("phase") for item in told if item.get("role") == "assistant"]
+    assert phases == ["commentary", "final_answer"]
+    assert not [item for item in told if "phase" in item and item["role"] != "assistant"]
+
+
 def test_hosted_tools_stay_whole_while_their_turn_lasts(memory: pycontext.Database) -> None:
     with asked(memory) as turn:
         turn.add([*HOSTED, PAIRS["function_call"][0]])

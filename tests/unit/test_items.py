@@ -14,7 +14,7 @@ from pycontext.items import KEY, to_items, to_messages
 IDS = st.sampled_from(["a", "b", "call_9", ""])
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
 REST = st.fixed_dictionaries(
-    {}, optional={"id": TEXT, "status": st.just("completed"), "n": st.none() | st.floats(0, 1)}
+    {}, optional={"id": TEXT, "status": st.just("completed"), "n": st.none() | st.floats(0, 1), "phase": TEXT}
 )
 PARTS = st.lists(
     st.fixed_dictionaries(
