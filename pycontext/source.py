@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import psycopg
@@ -80,6 +80,8 @@ class Plan:
     statements: tuple[str, ...]
     checks: tuple[Check, ...]
     index: tuple[str, ...] = ()
+    #: The chat of some row.
+    chat_id: str | None = None
 
     @property
     def has_problem(self) -> bool:
@@ -136,7 +138,7 @@ def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
             checks += (
                 planner.read_of_one_chat(sql.SQL("select * from {}").format(view.identifier), view.types),
             )
-    return Plan(found.statements, checks, found.index)
+    return replace(found, checks=checks)
 
 
 _ALL_THE_SAME = "; with --yes it is adopted all the same"
@@ -149,6 +151,8 @@ class _Planner:
         self._checks: list[Check] = []
 
     def plan(self) -> Plan:
+        if self._spec.is_default:
+            self._look_at_the_default()
         if self._spec.from_view is not None:
             return self._from_view(self.relation(self._spec.from_view, "view"))
         if self._spec.table is None:
@@ -173,7 +177,7 @@ class _Planner:
         statements.append(self._register(view.as_string(self._conn)))
         self._look_at_times(table)
         self._look_at(select, table.rows, table.types)
-        return Plan(tuple(statements), tuple(self._checks), index)
+        return Plan(tuple(statements), tuple(self._checks), index, self._some_chat(body))
 
     def relation(self, text: str, what: str) -> _Relation:
         try:
@@ -289,7 +293,11 @@ class _Planner:
         if not any(check.severity == "problem" for check in self._checks):
             self._look_at(select, 0, view.types)
             self._checks.append(self.read_of_one_chat(select, view.types))
-        return Plan((self._register(view.identifier.as_string(self._conn)),), tuple(self._checks))
+        chat_id = None
+        if not any(check.severity == "problem" for check in self._checks):
+            chat_id = self._some_chat(select.as_string(self._conn))
+        statement = self._register(view.identifier.as_string(self._conn))
+        return Plan((statement,), tuple(self._checks), chat_id=chat_id)
 
     def _columns(self, table: _Relation) -> None:
         spec = self._spec
@@ -586,6 +594,25 @@ class _Planner:
             )
         else:
             self._ok("each row has a place of its own")
+
+    def _look_at_the_default(self) -> None:
+        for name, relation in self._rows(
+            sql.SQL(
+                "select s.source, s.relation from pycontext.source s where s.is_default and s.source <> {}"
+            )
+            .format(sql.Literal(self._spec.name))
+            .as_string(self._conn)
+        ):
+            call = sql.SQL("select pycontext.register_source({}, {}, is_default => false)")
+            other = call.format(sql.Literal(name), sql.Literal(relation)).as_string(self._conn)
+            self._problem(
+                f"source {name} is the default, and chats of it would be read from here",
+                f"leave out --default, and attach chats by create_chat(…, source => …); or first: {other}",
+            )
+
+    def _some_chat(self, select: str) -> str | None:
+        found = self._rows(f"select x.chat_id::text from ({select}) x where x.chat_id is not null limit 1")
+        return str(found[0][0]) if found else None
 
     def _look_at_times(self, table: _Relation) -> None:
         """What is taken for granted of the order and of times."""

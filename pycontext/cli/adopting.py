@@ -107,7 +107,7 @@ def adopt_command(
             ) as conn,
         ):
             found = adopt(conn, spec) if yes else plan(conn, spec)
-        _print(found, is_done=yes)
+        _print(found, spec, is_done=yes)
         if found.has_problem:
             raise typer.Exit(1)
 
@@ -122,7 +122,7 @@ def _role_map(text: str) -> dict[str, str]:
     return pairs
 
 
-def _print(found: Plan, *, is_done: bool) -> None:
+def _print(found: Plan, spec: Adoption, *, is_done: bool) -> None:
     for check in found.checks:
         err().print(f"{check.severity}: {visible(check.text)}", style=_STYLES[check.severity])
         if check.way_out:
@@ -135,7 +135,16 @@ def _print(found: Plan, *, is_done: bool) -> None:
         statements = (*found.index, "begin", *found.statements, "commit")
         sys.stdout.write("".join(f"{statement};\n\n" for statement in statements))
     else:
-        out().print("adopted: select * from pycontext.working_window(a chat id of yours)")
+        chat = _literal(found.chat_id or "7")
+        out().print("adopted; try, with the id of a chat:", soft_wrap=True)
+        if not spec.is_default:
+            attach = f"select pycontext.create_chat({chat}, source => {_literal(spec.name)});"
+            out().print(f"  {attach}", soft_wrap=True)
+        out().print(f"  select * from pycontext.working_window({chat});", soft_wrap=True)
+
+
+def _literal(text: str) -> str:
+    return "'" + printable(text).replace("'", "''") + "'"
 
 
 __all__ = ["Check", "adopt_command"]

@@ -77,7 +77,8 @@ begin
         perform pycontext._raise('PCX09', 'this chat lives in your own table',
             format('chat_id is %L, source is %L', chat_id, coalesce(c.source,
                 (select s.source from pycontext.source s where s.is_default))),
-            'insert the message there; pycontext reads it where it is');
+            'insert the message there, then start_turn(chat_id) without a message'
+                || case when c.chat_id is null then '; for a chat that is not in your table: create_chat first' else '' end);
     end if;
     return c;
 end
@@ -176,7 +177,12 @@ begin
     perform pycontext._learn_source(name);
     perform pycontext._compile_sources();
     if is_default then
-        update pycontext.source s set is_default = false where s.source <> register_source.name and s.is_default;
+        update pycontext.source s set is_default = false
+        where s.source <> register_source.name and s.is_default
+        returning s.source into v_missing;
+        if found then
+            raise warning '% is no longer the default: chats of it without a row of their own are read from % now', v_missing, name;
+        end if;
     end if;
     return name;
 end

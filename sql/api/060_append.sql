@@ -13,7 +13,9 @@ begin
     end if;
     if coalesce(m ->> 'role', '') not in ('user', 'assistant', 'tool', 'system', 'developer') then
         perform pycontext._raise('PCX02', 'unknown role', format('role is %s in %s', coalesce(m -> 'role', 'null'), v_at),
-            'use user, assistant, tool, system or developer');
+            case when left(m ->> 'role', 1) in ('{', '[')
+                then 'append_message takes role and content one by one: (chat_id, ''user'', ''…''); append_messages takes [{"role": …}]'
+                else 'use user, assistant, tool, system or developer' end);
     end if;
     if coalesce(jsonb_typeof(m -> 'content'), 'null') not in ('string', 'array', 'null') then
         perform pycontext._raise('PCX02', 'content must be text, an array of parts or null',

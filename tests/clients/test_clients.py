@@ -102,7 +102,7 @@ def test_node_on_an_adopted_chat(node: Path, shop: Connection, dsn: str) -> None
     second = serve(node, dsn, "adopted", "42", "And now?")
     assert second["messages"] == 3
     assert second["refused"]["code"] == "PCX09"
-    assert "pycontext reads it where it is" in second["refused"]["hint"]
+    assert "then start_turn(chat_id) without a message" in second["refused"]["hint"]
     assert shop.execute("select count(*) from pycontext.message").fetchone() == (0,)
     assert (
         shop.execute("select sender from app.message order by id").fetchall() == [("customer",), ("bot",)] * 2

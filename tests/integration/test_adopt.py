@@ -141,6 +141,84 @@ def test_the_index_it_needs_is_made_and_blocks_no_writer(
     assert "ok: a read of one chat uses an index" in run(*SHOP, "--yes").err
 
 
+@pytest.mark.parametrize("is_default", [True, False])
+def test_what_it_says_to_try_works(
+    run: Callable[..., Result], shop: Connection, dsn: str, is_default: bool
+) -> None:
+    options = [option for option in SHOP if is_default or option != "--default"]
+    shop.execute(
+        "alter table app.message alter conversation_id type text using 'it''s chat ' || conversation_id"
+    )
+    said = run(*options, "--yes").out
+    assert ("create_chat" in said) == (not is_default)
+    statements = [line for line in said.splitlines() if line.startswith("  ")]
+    assert "source => 'shop'" in statements[0] or is_default
+    for statement in statements:
+        rows = shop.execute(statement.encode()).fetchall()
+    assert len(rows) == 40
+
+
+def test_the_default_is_not_taken_from_another_source(run: Callable[..., Result], shop: Connection) -> None:
+    assert run(*SHOP, "--yes").code == 0
+    other = ("o'ther", *SHOP[1:], "--view", "other")
+    taken = run(*other, "--yes")
+    assert taken.code == 1
+    assert "source shop is the default" in taken.err
+    assert len(window(shop, "7")) == 40
+    way_out = " ".join(taken.err.split()).split("or first: ")[1].split(" ok: ")[0]
+    shop.execute(way_out.encode())
+    assert run(*other, "--yes").code == 0
+    assert value(shop, "select source from source where is_default") == "o'ther"
+    warned: list[str] = []
+    shop.add_notice_handler(lambda notice: warned.append(str(notice.message_primary)))
+    shop.execute("select register_source('shop', 'app.message_pycontext', true)")
+    assert warned == [
+        "o'ther is no longer the default: chats of it without a row of their own are read from shop now"
+    ]
+
+
+def test_a_chat_that_is_not_there_is_told_by_where_it_would_be(shop: Connection) -> None:
+    def hint(statement: str) -> str:
+        with pytest.raises(psycopg.Error) as error:
+            shop.execute(statement.encode())
+        return f"{error.value.sqlstate} {error.value.diag.message_hint}"
+
+    read = "select * from working_window('99')"
+    assert "create it first: select pycontext.create_chat" in hint(read)
+    adopt_shop(shop)
+    for statement in (read, "select claim_compaction('99', 'me')", "select start_turn('99')"):
+        assert hint(statement) == (
+            "PCX01 app.message_pycontext has no row of it: insert its first message there"
+        )
+    assert hint("select append_message('99', 'user', 'hello')") == (
+        "PCX09 insert the message there, then start_turn(chat_id) without a message; "
+        "for a chat that is not in your table: create_chat first"
+    )
+    shop.execute("select create_chat('7', source => 'shop')")
+    assert hint("select start_turn('7', '\"hello\"')") == (
+        "PCX09 insert the message there, then start_turn(chat_id) without a message"
+    )
+    shop.execute("select register_source('shop', 'app.message_pycontext', false)")
+    told = hint("select * from working_window('8')")
+    assert told.startswith(
+        "PCX01 if it is in app.message_pycontext: select pycontext.create_chat('8', source => 'shop')"
+    )
+    shop.execute(told.split(": ", 1)[1].split(";")[0].encode())
+    assert len(window(shop, "8")) == 40
+
+
+def test_a_whole_message_is_no_role(db: Connection) -> None:
+    db.execute("select create_chat('c')")
+    for statement in (
+        'select append_message(\'c\', \'{"role": "user", "content": "hello"}\')',
+        "select append_message('c', '[{\"role\": \"user\"}]', 'hello')",
+    ):
+        with pytest.raises(psycopg.Error) as error:
+            db.execute(statement.encode())
+        assert error.value.sqlstate == "PCX02"
+        assert "append_messages takes [{" in str(error.value.diag.message_hint)
+
+
 def test_an_order_that_needs_a_word_gets_it(run: Callable[..., Result], db: Connection) -> None:
     db.execute(
         """
