@@ -97,7 +97,7 @@ select
     null::text as mode, null::bigint as first_unit, null::bigint as marker_from, null::bigint as marker_to,
     null::bigint as marker_tokens, null::bigint as border_request,
     null::pycontext._stored_row[] as walked, null::int8multirange as walked_at, null::bigint[] as walked_units,
-    null::bigint[] as walked_starts, null::bigint[] as walked_users, null::bigint as first_seq
+    null::bigint[] as walked_starts, null::bigint[] as walked_users, null::bigint as first_seq, null::bigint as stale_seq
 where false;
 
 -- A unit as a border: where it starts, on the thread and on the running totals.

@@ -69,7 +69,8 @@ comment on function pycontext._jsonb(json) is 'Private. A json column of a produ
 -- rows, $5 message id, $6 and $7 the times of $2 and $3, $8 the encoding of counts. Names come from the catalog, values
 -- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls, results, each with
 -- its count; newest or oldest places, without content; all rows, without counts; cut: no rows, but where the first $4 rows
--- end (first_seq is the place after them) and what they cost, by the size of a few at eight places among them.
+-- end (first_seq is the place after them) and what they cost, by the size of a few at eight places among them; edge: no
+-- rows, but a hash of the places of the newest $4 of them, as tokens.
 create or replace function pycontext._source_query(f pycontext.source, kind text)
 returns text
 language plpgsql stable
@@ -82,7 +83,7 @@ declare
     v_metadata text := case when 'metadata' = any(f.has_columns) then 'pycontext._jsonb(x.metadata)' else 'null::jsonb' end;
     v_is_narrow boolean := kind like '% places';
     v_is_counted boolean := kind not like '% places' and kind <> 'all';
-    v_way text := case when kind like 'newest%' or kind in ('id', 'calls') then ' desc' else '' end;
+    v_way text := case when kind like 'newest%' or kind in ('id', 'calls', 'edge') then ' desc' else '' end;
     v_order text := ' order by x.chat_id' || v_way || ', ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way;
 begin
     if kind = 'cut' then
@@ -93,6 +94,12 @@ begin
             || ' from generate_series(0, 7) g (n) cross join lateral (select e.lo + g.n * ((e.hi - e.lo) / 8) as seq) p'
             || ' cross join lateral (select octet_length(x.content::text) as size'
             || pycontext._source_range(f, 'p.seq', 'pycontext._time_at(p.seq)') || v_order || ' limit 16) z) as tokens from e';
+    end if;
+    if kind = 'edge' then
+        return 'select null::pycontext._source_row[] as rows, null::boolean as has_calls, count(*) as looked_at,'
+            || ' null::bigint as first_seq, null::boolean as is_counted, bit_xor(hashint8extended(r.seq, 0)) filter (where'
+            || ' r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')) as tokens from ('
+            || 'select x.seq::bigint as seq, x.role::text as role' || pycontext._source_range(f) || v_order || ' limit $4) r';
     end if;
     return 'select array_agg(row(r.*, '
         || case when v_is_counted then 'c.*'
@@ -159,7 +166,7 @@ begin
             '    and f.order_type is not distinct from %L and f.has_columns = %L then\n',
             f.source, f.relation, f.chat_type, f.message_type, f.order_type, f.has_columns);
         foreach v_kind in array array['newest', 'oldest', 'newest user', 'oldest user', 'calls', 'results', 'newest places',
-            'oldest places', 'cut'] loop
+            'oldest places', 'cut', 'edge'] loop
             v_body := v_body || format(E'    if kind = %L then\n        select q.* into k from (%s) q;\n        return k;\n    end if;\n',
                 v_kind, pycontext._source_query(f, v_kind));
         end loop;

@@ -431,6 +431,10 @@ begin
         if c.line_seq is not null then
             select t.* into l from pycontext.message t
             where t.chat_id = c.chat_id and t.seq = c.line_seq and t.line_no = c.line_no;
+            while l.origin = 'compaction' and c.source is not null and not pycontext._has_edge(l, c.source) loop
+                s.stale_seq := l.seq;
+                l := pycontext._line_before(c.chat_id, l.seq);
+            end loop;
         end if;
     else
         select t.* into l from pycontext.message t

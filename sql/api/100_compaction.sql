@@ -259,7 +259,7 @@ as $$
 declare
     s pycontext._window_state := pycontext._chat_bounds(chat_id);
     v_to bigint := pycontext._place_of(s, after_message_id);
-    l pycontext.message := pycontext._line_before(chat_id, v_to);
+    l pycontext.message := pycontext._line_before(chat_id, least(v_to, s.stale_seq));
     f pycontext._line_frame_row;
 begin
     s.lo_seq := coalesce(l.seq, pycontext._origin(s.source));
@@ -528,6 +528,11 @@ begin
         perform pycontext._raise('PCX07', 'stale: the chat was edited while the summary was written',
             format('edit_no was %s, is %s', edit_no, c.edit_no), 'plan again: select * from pycontext.compaction_plan(chat_id)');
     end if;
+    if s.stale_seq is not null then
+        perform pycontext._drop_stale(c, s.stale_seq);
+        c := pycontext._lock_chat(chat_id, false);
+        s := pycontext._chat_state(chat_id, token_budget, null);
+    end if;
     v_live := exists (
         select from pycontext.message m
         where m.chat_id = c.chat_id and m.seq = v_to and m.origin = 'compaction' and m.gone_act is null);
@@ -594,7 +599,8 @@ begin
     summary := summary || jsonb_build_object('covers', jsonb_build_object(
         'from_seq', case when l.origin = 'compaction' then l.covers_from else coalesce(v_first, v_to) end,
         'to_seq', v_to, 'rows', v_rows) || case when c.source is null then '{}' else jsonb_build_object('digest',
-            pycontext._segment_digest(c.chat_id, c.source, s.lo_seq, v_to)) end);
+            pycontext._segment_digest(c.chat_id, c.source, s.lo_seq, v_to), 'edge',
+            pycontext._segment_edge(c.chat_id, c.source, s.lo_seq, v_to)) end);
     select q.window_tokens into v_before from pycontext.compaction_plan(chat_id, token_budget) q;
     r := pycontext._place_line(s, v_to, 'compaction', to_jsonb(v_text), summary, segment, f);
     select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;

@@ -65,9 +65,51 @@ $$;
 comment on function pycontext._reply_to(text, bigint, text, bigint) is
     'Private. The reply to a request: by its id, else by its place.';
 
+-- What a turn writes beside its message, for it reads with the rights of whoever calls it.
+create or replace function pycontext._set_tool_tokens(chat_id text, tool_tokens integer)
+returns void
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    update pycontext.chat c set tool_tokens = greatest(_set_tool_tokens.tool_tokens, 0)
+    where c.chat_id = _set_tool_tokens.chat_id and c.tool_tokens <> greatest(_set_tool_tokens.tool_tokens, 0)
+$$;
+
+comment on function pycontext._set_tool_tokens(text, integer) is 'Private. Notes what a turn''s tools take.';
+
+-- What the request was read under: an exact replay stands on it.
+create or replace function pycontext._note_budget(chat_id text, seq bigint, token_budget integer)
+returns void
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    update pycontext.message t
+    set read_budget = token_budget, read_excess = nullif(c.excess_tokens, 0), at_act = c.act_no
+    from pycontext.chat c
+    where c.chat_id = t.chat_id and t.chat_id = _note_budget.chat_id and t.seq = _note_budget.seq and t.line_no = 0
+        and t.read_budget is null
+$$;
+
+comment on function pycontext._note_budget(text, bigint, integer) is 'Private. Notes what a request was read under.';
+
+-- What record_usage compares a provider's count with.
+create or replace function pycontext._note_read(chat_id text, seq bigint, tokens integer)
+returns void
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    update pycontext.chat c
+    set read_seq = _note_read.seq, read_act = c.act_no, read_tokens = tokens + c.tool_tokens
+    where c.chat_id = _note_read.chat_id and (c.read_seq, c.read_act, c.read_tokens)
+        is distinct from (_note_read.seq, c.act_no, tokens + c.tool_tokens)
+$$;
+
+comment on function pycontext._note_read(text, bigint, integer) is 'Private. Notes what a turn has read.';
+
 -- The whole start of a turn in one round trip: get-or-create the chat, append the user's message, read the window.
--- message null resumes the turn as it stands (of request_id, the newest where that is null); one that others came after is read
--- as of then. memory, context and what is recalled
+-- message null resumes the turn as it stands (of request_id, the newest where that is null); one that is sent again after
+-- others came is read as of then. A message without an id takes request_id. It reads with its caller's rights, as
+-- working_window does, and acts with the installer's. memory, context and what is recalled
 -- (recall, or a query_embedding, of embedding_model) are rendered beside the newest request, never stored. format: openai,
 -- anthropic, responses, or all of them by name. PCX02, PCX03, PCX05, PCX06, PCX13.
 create or replace function pycontext.start_turn(
@@ -76,7 +118,7 @@ create or replace function pycontext.start_turn(
     query_embedding real[] default null, format text default 'openai', recall boolean default false,
     embedding_model text default null, request_id text default null)
 returns setof pycontext.turn_start
-language plpgsql volatile security definer
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -111,12 +153,14 @@ begin
             where q.chat_id = start_turn.chat_id order by q.act_no desc limit 1);
     end if;
     if tool_tokens is not null then
-        update pycontext.chat c set tool_tokens = greatest(start_turn.tool_tokens, 0)
-        where c.chat_id = start_turn.chat_id and c.tool_tokens <> greatest(start_turn.tool_tokens, 0);
+        perform pycontext._set_tool_tokens(chat_id, tool_tokens);
     end if;
     if message is not null then
         if jsonb_typeof(message) = 'string' then
             message := jsonb_build_object('role', 'user', 'content', message);
+        end if;
+        if request_id is not null and nullif(message ->> 'message_id', '') is null and jsonb_typeof(message) = 'object' then
+            message := message || jsonb_build_object('message_id', request_id);
         end if;
         select * into m from pycontext.append_messages(chat_id, jsonb_build_array(message));
         r.message_id := m.message_id;
@@ -124,10 +168,27 @@ begin
         v_query := pycontext._content_text(m.content);
     else
         s := pycontext._chat_state(chat_id, token_budget, null);
-        select t.seq, t.message_id into r.seq, r.message_id
-        from pycontext._thread_rows(chat_id, s.source, array[pycontext._origin(s.source)], array[s.hi_seq], message_id => request_id) t
-        where request_id is not null;
-        if not found then
+        if request_id is not null then
+            select t.seq, t.message_id into r.seq, r.message_id
+            from pycontext._thread_rows(chat_id, s.source, array[pycontext._origin(s.source)], array[4611686018427387904],
+                message_id => request_id) t;
+            if not found then
+                perform pycontext._raise('PCX02', 'no such request in this chat', format('chat_id is %L, request_id is %L',
+                    chat_id, request_id), 'pass the request''s own id, or its message with it, or neither to resume the newest');
+            end if;
+        end if;
+        if s.source is not null then
+            -- a line that this request was not there for, and who else would notice?
+            if s.line_origin = 'compaction' and r.seq <= s.line_seq and r.seq is distinct from s.request_seq
+                and (r.seq between s.head_from and s.head_to) is not true then
+                select min(t.seq) into s.stale_seq from pycontext._stale_lines(chat_id, r.seq) t;
+            end if;
+            if s.stale_seq is not null then
+                perform pycontext._drop_lines(chat_id, s.stale_seq);
+                s := pycontext._chat_state(chat_id, token_budget, null);
+            end if;
+        end if;
+        if request_id is null then
             r.seq := s.turn_seq;
             select t.message_id into r.message_id from pycontext._row_at(s, s.turn_seq) t;
         end if;
@@ -188,16 +249,18 @@ begin
     r.token_budget := p.token_budget;
     r.encoding := f.encoding;
     r.token_scale := coalesce((select c.token_scale from pycontext.chat c where c.chat_id = start_turn.chat_id), f.token_scale);
-    -- what the request was read under: an exact replay stands on it
     if message is not null and m.read_budget is null then
-        update pycontext.message t
-        set read_budget = r.token_budget, read_excess = nullif(c.excess_tokens, 0), at_act = c.act_no
-        from pycontext.chat c
-        where c.chat_id = t.chat_id and t.chat_id = start_turn.chat_id and t.seq = m.seq and t.line_no = 0;
+        perform pycontext._note_budget(chat_id, m.seq, r.token_budget);
     end if;
     -- as of the request itself the budget is what it was read under, where that is no more than there is now
     v_rows := pycontext._window_array(chat_id,
         case when v_as_of = m.message_id and m.read_budget <= p.token_budget then null else token_budget end, v_as_of);
+    if s.source is not null and r.seq <= s.hi_seq and not exists (select from unnest(v_rows) w where w.seq = r.seq) then
+        -- told in a summary, or left out: a request is read as of then, up to where the next one stands
+        select t.message_id into v_as_of
+        from pycontext._thread_rows(chat_id, s.source, array[r.seq], array[coalesce(v_next - 1, s.hi_seq)], null, 1, true) t;
+        v_rows := pycontext._window_array(chat_id, token_budget, v_as_of);
+    end if;
     if format in ('openai', 'all') then
         v_openai := pycontext._openai_of(v_rows, v_memory, f.strict_roles);
     end if;
@@ -214,11 +277,7 @@ begin
     select 3 + coalesce(sum(w.tokens), 0), pycontext._is_degraded(chat_id, v_rows), coalesce(max(w.seq), 0)
     into r.window_tokens, r.is_degraded, r.read_seq
     from unnest(v_rows) w;
-    -- what record_usage compares a provider's count with
-    update pycontext.chat c
-    set read_seq = r.read_seq, read_act = c.act_no, read_tokens = r.window_tokens + v_memory_tokens + c.tool_tokens
-    where c.chat_id = start_turn.chat_id and (c.read_seq, c.read_act, c.read_tokens)
-        is distinct from (r.read_seq, c.act_no, r.window_tokens + v_memory_tokens + c.tool_tokens);
+    perform pycontext._note_read(chat_id, r.read_seq, r.window_tokens + v_memory_tokens);
     return next r;
 end
 $$;

@@ -21,8 +21,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     s pycontext._window_state := pycontext._chat_bounds(chat_id);
-    l pycontext.message := pycontext._line_before(chat_id, case when after_message_id is null then 4611686018427387904
-        else pycontext._place_of(s, after_message_id) end);
+    l pycontext.message := pycontext._line_before(chat_id, least(s.stale_seq,
+        case when after_message_id is null then 4611686018427387904 else pycontext._place_of(s, after_message_id) end));
     r pycontext.line_segment_row;
     v_found pycontext.line_segment_row[] := '{}';
 begin

@@ -128,8 +128,41 @@ $$;
 comment on function pycontext._segment_digest(text, text, bigint, bigint) is
     'Private. Place, count and digest of the original rows of a segment.';
 
+-- The newest places of a segment, 256 at most: cheap enough to be compared at every read. A late commit lands there.
+create or replace function pycontext._segment_edge(chat_id text, source text, after_seq bigint, to_seq bigint)
+returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    k pycontext._source_batch;
+begin
+    k := pycontext._fetch_source(pycontext._registered(source), chat_id, after_seq + 1, to_seq, 256, 'edge');
+    return format('%s:%s', k.looked_at, k.tokens);
+end
+$$;
+
+comment on function pycontext._segment_edge(text, text, bigint, bigint) is
+    'Private. The newest places of a segment, as a line notes them.';
+
+-- Whether the newest places under a line of an adopted chat are those it was made of.
+create or replace function pycontext._has_edge(l pycontext.message, source text)
+returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return coalesce(l.summary #>> '{covers,edge}' = pycontext._segment_edge(l.chat_id, source,
+        split_part(l.summary #>> '{covers,digest}', ':', 1)::bigint, l.seq), true);
+end
+$$;
+
+comment on function pycontext._has_edge(pycontext.message, text) is
+    'Private. Whether the newest places under a line are those it was made of.';
+
 -- The live compaction lines of an adopted chat whose segment no longer reads as it did: rows came, went or changed.
-create or replace function pycontext._stale_lines(chat_id text)
+-- over_seq: of the line whose segment holds that place alone.
+create or replace function pycontext._stale_lines(chat_id text, over_seq bigint default null)
 returns table (seq bigint, line_no smallint, message_id text)
 language sql stable
 as $$
@@ -138,12 +171,16 @@ as $$
     join pycontext.chat c on c.chat_id = m.chat_id
     cross join lateral (select m.summary #>> '{covers,digest}' as digest) d
     where m.chat_id = _stale_lines.chat_id and m.line_no > 0 and m.gone_act is null and m.origin = 'compaction'
+        and (over_seq is null or m.seq = (
+            select min(x.seq) from pycontext.message x
+            where x.chat_id = m.chat_id and x.line_no > 0 and x.gone_act is null and x.origin = 'compaction'
+                and x.seq >= over_seq))
         and c.source is not null and d.digest is distinct from
             pycontext._segment_digest(m.chat_id, c.source, split_part(d.digest, ':', 1)::bigint, m.seq)
         and d.digest is not null
 $$;
 
-comment on function pycontext._stale_lines(text) is
+comment on function pycontext._stale_lines(text, bigint) is
     'Private. Lines of an adopted chat whose original rows have changed since.';
 
 -- Marks gone what is stale and every compaction line after it, which was merged from it. Returns how many went.
@@ -171,6 +208,20 @@ $$;
 
 comment on function pycontext._drop_stale(pycontext.chat, bigint) is
     'Private. Marks the compaction lines at or after a place gone, as a logged act.';
+
+-- The same for who reads with rights of his own: a turn that met a stale line.
+create or replace function pycontext._drop_lines(chat_id text, from_seq bigint)
+returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return pycontext._drop_stale(pycontext._lock_chat(chat_id, false), from_seq);
+end
+$$;
+
+comment on function pycontext._drop_lines(text, bigint) is
+    'Private. Marks the stale lines of an adopted chat from a place on as gone.';
 
 -- A row of an adopted chat was changed or deleted: what was made of it is dropped. message_id null looks for what is
 -- stale by itself. Returns how many lines were set aside. PCX01, PCX09 for a native chat.

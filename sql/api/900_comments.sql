@@ -508,11 +508,13 @@ comment on function pycontext.append_message(text, text, jsonb, jsonb, text, tex
 comment on function pycontext.start_turn(
     text, jsonb, integer, integer, text, text, text, text, real[], text, boolean, text, text) is
     'The whole start of a turn in one round trip: creates the chat if it is not there, appends message (an object, '
-    'or a string for a user''s text; null = resume the turn of request_id, or of the newest request), notes token_budget with it and tool_tokens on the chat, and '
+    'or a string for a user''s text, under request_id where it has no id of its own; null = resume the turn of request_id, which '
+    'the chat must have, or of the newest request), notes token_budget with it and tool_tokens on the chat, and '
     'returns what to send as format openai, anthropic (with cache marks on blocks that the next request repeats) or '
     'responses, or all three by name. memory and context go fenced before the newest user message, are not stored, and what '
     'they take over the profile''s memory_tokens is taken off its budget. A retry with the same message_id is harmless: '
-    'see is_answered; where another message has come after it, what it reads ends before that one. recall: facts and past messages '
+    'see is_answered; where another message has come after it, what it reads ends before that one. Of an adopted chat the '
+    'request is always in what is read: a line that was made without it is dropped. recall: facts and past messages '
     'that fit the message go with memory, by its words, and by query_embedding (of the message''s text, by embedding_model) where one '
     'is given, which asks for recall by itself. Two turns at once on one chat: rows stand in the order they were stored, each turn reads all that was stored '
     'before, and calls stay with their results. Errors: PCX01 to PCX06, PCX09, PCX13; 0A000 for a query_embedding without '

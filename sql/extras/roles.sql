@@ -36,7 +36,7 @@ begin
         end if;
     end loop;
 
-    -- Private functions too: public ones that only look call them with the caller's rights.
+    -- Private functions too: public ones that read call them with the caller's rights. Limits and sources are the admin's.
     for v_object in
         select f.oid::pg_catalog.regprocedure::text as name, f.provolatile, f.prosecdef, f.proname
         from pg_catalog.pg_proc f
@@ -44,7 +44,10 @@ begin
     loop
         if v_object.provolatile <> 'v' then
             execute pg_catalog.format('grant execute on function %s to pycontext_reader', v_object.name);
-        elsif v_object.proname !~ '^_' then
+        elsif v_object.proname in ('set_profile', 'register_source', 'forget_source', '_learn_source', '_compile_sources') then
+            execute pg_catalog.format('revoke execute on function %s from pycontext_writer', v_object.name);
+            execute pg_catalog.format('grant execute on function %s to pycontext_admin', v_object.name);
+        elsif v_object.prosecdef or v_object.proname !~ '^_' then
             execute pg_catalog.format('grant execute on function %s to pycontext_writer', v_object.name);
         end if;
     end loop;

@@ -764,13 +764,111 @@ def test_a_late_commit_with_a_lower_id_reaches_the_model(adopted: Connection, ds
         )
         compact(adopted, "9")
         slow.commit()
-    assert ("from the slow tab",) not in adopted.execute(
-        "select content from working_window('9', 100000)"
-    ).fetchall()
-    assert value(adopted, "select source_changed('9')") == 1
-    assert ("from the slow tab",) in adopted.execute(
-        "select content from working_window('9', 100000)"
-    ).fetchall()
+    for chat in ("9", "8"):
+        seen = adopted.execute("select content from working_window(%s, 100000)", (chat,)).fetchall()
+        assert ("from the slow tab",) in seen, "such a line is not used"
+        assert value(adopted, "select count(*) from summary_line where chat_id = %s", chat) == 1
+        adopted.execute("select start_turn(%s)", (chat,))
+        # and a turn drops it, as a logged act
+        assert value(adopted, "select count(*) from summary_line where chat_id = %s", chat) == (chat == "8")
+    assert value(adopted, "select act from act where chat_id = '9' order by act_no desc limit 1") == "stale"
+
+
+@pytest.fixture
+def timed(db: Connection) -> Connection:
+    """A product whose rows are ordered by a number that it gives them itself, and may hide."""
+    db.execute(
+        """
+        create table said (id text primary key, chat int, place bigint, role text, body text, hidden boolean default false,
+            at timestamptz default now() - interval '1 hour');
+        create unique index on said (chat, place);
+        create view said_view as select chat as chat_id, place as seq, id as message_id, role, body as content,
+            at as created_at from said where not hidden;
+        select register_source('said', 'said_view', true);
+        insert into said
+        select 'm' || g, c, g * 1000, case when g % 2 = 1 then 'user' else 'assistant' end,
+            'Order QX-' || g || ' left hub B-' || g || ', please look where it is.'
+        from generate_series(1, 400) g, generate_series(1, 1) c;
+        """
+    )
+    return db
+
+
+def told(db: Connection, budget: int = 100_000) -> list[str]:
+    return [r[0] for r in db.execute("select content from working_window(1, %s)", (budget,)).fetchall()]
+
+
+@pytest.mark.core
+def test_a_branch_switch_leaves_a_line_of_the_other_branch_unused(timed: Connection) -> None:
+    db = timed
+    compact(db, "1", 2500)
+    assert value(db, "select count(*) from working_window(1) where section = 'summary'") == 1
+    # another answer is asked for at #30000; what stood after it is hidden, and its own rows go with a lower number
+    db.execute("update said set hidden = true where place > 30000")
+    db.execute("insert into said values ('new', 1, 30500, 'user', 'No, tell me of the other order.')")
+    assert told(db)[-1] == "No, tell me of the other order."
+    assert value(db, "select message_id from start_turn('1')") == "new"
+    assert value(db, "select count(*) from summary_line") == 0
+    assert value(db, "select at_seq from act where act = 'stale'") == 30500
+    # back to the first branch, under a line made on the second
+    db.execute("insert into said select 'n' || g, 1, 30500 + g, 'assistant', repeat('So it is. ', 30) from generate_series(1, 80) g")
+    compact(db, "1", 1500)
+    db.execute("update said set hidden = (place % 1000 <> 0)")
+    assert "Order QX-400 left hub B-400, please look where it is." in told(db)
+    assert value(db, "select count(*) from working_window(1) where section = 'summary'") == 0
+
+
+@pytest.mark.core
+def test_a_line_that_is_good_stays(timed: Connection) -> None:
+    db = timed
+    first = compact(db, "1", 2500)
+    db.execute("insert into said select 'x' || g, 1, 400000 + g * 1000, 'user', repeat('More of it. ', 20) from generate_series(1, 60) g")
+    second = compact(db, "1", 2500)
+    assert value(db, "select message_id from working_window(1) where section = 'summary'") == second
+    # in the second's stretch alone
+    place = value(db, "select seq from summary_line where summary_id = %s", second)
+    db.execute("insert into said values ('late', 1, %s, 'user', 'late')", (place - 5,))
+    assert value(db, "select message_id from working_window(1) where section = 'summary'") == first
+    assert "late" in told(db)
+    value(db, "select start_turn('1')")
+    assert db.execute("select summary_id, is_newest from summary_line").fetchall() == [(first, True)]
+    # what is made next stands on the first
+    assert compact(db, "1", 2500) != second
+    assert value(db, "select count(*) from summary_line") == 2
+
+
+@pytest.mark.core
+def test_a_clock_far_behind_is_met_by_the_turn_that_names_its_message(timed: Connection) -> None:
+    db = timed
+    compact(db, "1", 2500)
+    db.execute("insert into said values ('behind', 1, 6500, 'user', 'Where is it now?')")
+    assert "Where is it now?" not in told(db)  # deep under the line: nothing is read there
+    messages = value(db, "select messages from start_turn('1', request_id => 'behind', token_budget => 2500)")
+    assert messages[-1]["content"] == "Where is it now?"
+    assert value(db, "select count(*) from summary_line") == 0
+    # an old request, asked again: the line knows it, and stays
+    line = compact(db, "1", 2500)
+    asked = db.execute("select messages, is_answered from start_turn('1', request_id => 'm41')").fetchone()
+    assert asked
+    assert "Order QX-41 left hub B-41, please look where it is." in [m["content"] for m in asked[0]]
+    assert asked[1]
+    assert value(db, "select summary_id from summary_line") == line
+
+
+@pytest.mark.core
+def test_a_summary_put_by_hand_never_stands_on_a_stale_line(timed: Connection) -> None:
+    """Plan, source and put by SQL alone, without the lease that drops what is stale."""
+    db = timed
+    line = compact(db, "1", 2500)
+    place = value(db, "select seq from summary_line")
+    db.execute("insert into said values ('late', 1, %s, 'user', 'late')", (place - 5,))
+    after = value(db, "select after_message_id from compaction_plan('1', 2500)")
+    source = db.execute("select message_id, kind from compaction_source('1', %s)", (after,)).fetchall()
+    assert ("late", "message") in source
+    assert line not in [r[0] for r in source]
+    assert compact(db, "1", 2500) != line
+    assert value(db, "select count(*) from summary_line") == 1
+    assert value(db, "select count(*) from working_window(1) where section = 'summary'") == 1
 
 
 @pytest.mark.core

@@ -36,8 +36,7 @@ def test_a_writer_acts_through_functions_only(roles: Connection) -> None:
     roles.execute("select pycontext.append_message('a', 'user', 'again', message_id => 'm')")
     for call in (
         "set_system_prompt('a', 'Be brief.')",
-        "set_profile('mine', context_window => 64000)",
-        "set_chat_profile('a', 'mine')",
+        "set_chat_profile('a', 'small-8k')",
         "pin_message('a', 'm')",
         "unpin_message('a', 'm')",
         "fork_chat('a', 'b')",
@@ -47,7 +46,13 @@ def test_a_writer_acts_through_functions_only(roles: Connection) -> None:
         "forget_owner('ann')",
     ):
         roles.execute(f"select pycontext.{call}")
-    for act in ("delete from pycontext.message", "update pycontext.message set role = 'user'"):
+    for act in (
+        "delete from pycontext.message",
+        "update pycontext.message set role = 'user'",
+        "select pycontext.set_profile('mine', context_window => 64000)",
+        "select pycontext.register_source('mine', 'pg_catalog.pg_class')",
+        "select pycontext.forget_source('mine')",
+    ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             roles.execute(act)
 
@@ -80,7 +85,6 @@ def test_a_writers_temporary_types_never_run_as_the_installer(roles: Connection,
             """start_turn('a', '{"role": "user", "content": "again"}')""",
             """put_summary('a', 'm', '{"facts": ["a fact"]}')""",
             "set_system_prompt('a', 'Be quick.')",
-            "set_profile('mine', context_window => 64000)",
             "pin_message('a', 'm')",
             "remember('a', 'a fact')",
             "prune_chat('a')",
@@ -119,17 +123,58 @@ def test_a_reader_reads_only(roles: Connection) -> None:
 def test_every_public_function_has_its_role(roles: Connection) -> None:
     without = roles.execute(
         """
-        select f.oid::regprocedure::text from pg_proc f
+        select f.proname, has_function_privilege('pycontext_admin', f.oid, 'execute') from pg_proc f
         where f.pronamespace = 'pycontext'::regnamespace and f.proname !~ '^_'
         and not has_function_privilege('pycontext_writer', f.oid, 'execute')
+        order by 1
         """
     ).fetchall()
-    assert not without
+    assert without == [("forget_source", True), ("register_source", True), ("set_profile", True)]
 
 
 def test_an_admin_may_change_tables(roles: Connection) -> None:
     roles.execute("set role pycontext_admin")
     roles.execute("update pycontext.profile set settle_seconds = settle_seconds")
+    roles.execute("select pycontext.set_profile('mine', context_window => 64000)")
+
+
+def test_an_admin_registers_what_is_his_and_takes_it_back(roles: Connection) -> None:
+    roles.execute(
+        """
+        create schema app;
+        grant usage, create on schema app to pycontext_admin;
+        set role pycontext_admin;
+        create table app.said (id bigint primary key, chat text, body text);
+        create index on app.said (chat, id);
+        insert into app.said values (1, 'a', 'hello');
+        create view app.said_view with (security_invoker = true) as
+        select chat as chat_id, id as seq, id as message_id, 'user' as role, body as content, now() as created_at
+        from app.said;
+        select pycontext.register_source('said', 'app.said_view', true);
+        """
+    )
+    assert roles.execute("select content from pycontext.working_window('a')").fetchall() == [("hello",)]
+    # a writer reads what he may read, and no more: in a turn, too
+    roles.execute("reset role; set role pycontext_writer")
+    for read in ("working_window('a')", "start_turn('a')", "thread('a')"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
+            roles.execute(f"select * from pycontext.{read}")
+        assert "app" in str(refused.value), read
+    roles.execute("reset role; grant usage on schema app to pycontext_writer")
+    for view, table in ((True, False), (False, True), (True, True)):
+        roles.execute("reset role; revoke select on app.said, app.said_view from pycontext_writer")
+        for name in ["app.said_view"] * view + ["app.said"] * table:
+            roles.execute(f"grant select on {name} to pycontext_writer")
+        roles.execute("set role pycontext_writer")
+        for read in ("working_window('a')", "start_turn('a')"):
+            if view and table:
+                assert roles.execute(f"select * from pycontext.{read}").fetchall()
+            else:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    roles.execute(f"select * from pycontext.{read}")
+    roles.execute("reset role; set role pycontext_admin; select pycontext.forget_source('said'); reset role")
+    assert not roles.execute("select from pycontext.source").fetchall()
+    roles.execute("drop schema app cascade")
 
 
 def test_an_unknown_extra_names_the_known_ones() -> None:

@@ -306,6 +306,7 @@ KINDS = [
     "newest places",
     "oldest places",
     "cut",
+    "edge",
 ]
 
 
@@ -520,3 +521,23 @@ def test_a_turn_resumed_by_its_request_tells_its_own_reply(posts: Connection) ->
             for n in (1, 3, 4, 6)
         ]
         assert told == [(True, "1"), (False, None), (True, "3"), (False, None)], chat
+
+
+@pytest.mark.core
+def test_a_request_that_the_chat_does_not_have_is_refused(posts: Connection) -> None:
+    """Never the newest turn in its place; with a message it is that message's id."""
+    store(posts, "a", [user("one"), assistant("1"), user("two")])
+    for chat in ("a", "native:a"):
+        with pytest.raises(psycopg.Error) as error:
+            posts.execute("select start_turn(%s, request_id => 'm9')", (chat,))
+        assert error.value.sqlstate == "PCX02", chat
+        assert "m9" in (error.value.diag.message_detail or "")
+        assert error.value.diag.message_hint
+    for _ in range(2):  # sent again it is the same turn
+        started = posts.execute(
+            "select message_id, seq from start_turn('native:a', '{\"role\": \"user\", \"content\": \"three\"}', request_id => 'm9')"
+        ).fetchone()
+        assert started == ("m9", 4)
+    assert posts.execute("select seq from start_turn('native:a', request_id => 'm9')").fetchone() == (4,)
+    own = "select message_id from start_turn('native:a', %s, request_id => 'm10')"
+    assert posts.execute(own, ('{"role": "user", "content": "x", "message_id": "mine"}',)).fetchone() == ("mine",)
