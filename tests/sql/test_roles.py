@@ -148,8 +148,8 @@ def test_an_admin_registers_what_is_his_and_takes_it_back(roles: Connection) -> 
         create index on app.said (chat, id);
         insert into app.said values (1, 'a', 'hello');
         create view app.said_view with (security_invoker = true) as
-        select chat as chat_id, id as seq, id as message_id, 'user' as role, body as content, now() as created_at
-        from app.said;
+        select chat as chat_id, id as seq, id as message_id, 'user' as role, body as content,
+            now() as created_at from app.said;
         select pycontext.register_source('said', 'app.said_view', true);
         """
     )
