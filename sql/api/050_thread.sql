@@ -332,7 +332,8 @@ $$;
 comment on function pycontext._fetch_source(pycontext.source, text, bigint, bigint, integer, text, text, text) is
     'Private. Rows of a product''s relation, read by one statement.';
 
--- Calls before the rows whose results are among them, no line being between; at most 512 rows before.
+-- Calls before the rows whose results are among them, no line being between, and what else answered those calls before
+-- the rows; at most 512 rows before.
 create or replace function pycontext._source_calls(
     f pycontext.source, chat_id text, source_rows pycontext._source_row[], encoding text)
 returns pycontext._source_row[]
@@ -341,9 +342,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     k pycontext._source_batch;
+    v_more pycontext._source_batch;
     v_edge bigint;
+    v_ids text[];
+    v_call bigint;
 begin
-    select least(min(r.seq), source_rows[1].seq) into v_edge
+    select least(min(r.seq), source_rows[1].seq), array_agg(r.tool_call_id) into v_edge, v_ids
     from unnest(source_rows) r
     where r.role = 'tool' and r.tool_call_id is not null and not exists (
         select from unnest(source_rows) a
@@ -356,7 +360,18 @@ begin
         return null;
     end if;
     k := pycontext._fetch_source(f, chat_id, pycontext._origin(f.source), v_edge - 1, 512, 'calls', encoding);
-    return k.rows;
+    select min(r.seq) into v_call
+    from unnest(k.rows) r
+    cross join lateral jsonb_array_elements(r.tool_calls) e
+    where e.value ->> 'id' = any (v_ids);
+    if v_call is null then
+        return null;
+    end if;
+    v_more := pycontext._fetch_source(f, chat_id, v_call + 1, v_edge - 1, 512, 'results', encoding);
+    return array(
+        select r from unnest(k.rows || v_more.rows) r
+        where r.role = 'assistant' or r.tool_call_id = any (v_ids)
+        order by r.seq);
 end
 $$;
 

@@ -523,7 +523,16 @@ begin
     c := pycontext._lock_chat(chat_id, false);
     s := pycontext._chat_state(chat_id, token_budget, null);
     select t.* into p from pycontext.profile t where t.profile = s.profile;
-    v_to := pycontext._place_of(s, after_message_id);
+    begin
+        v_to := pycontext._place_of(s, after_message_id);
+    exception when sqlstate 'PCX02' then
+        if edit_no is null then
+            raise;
+        end if;
+        -- it was planned: a product's row is gone, and nobody said so
+        perform pycontext._raise('PCX07', 'stale: the message that the summary is to stand after is gone',
+            format('message_id is %L', after_message_id), 'plan again: select * from pycontext.compaction_plan(chat_id)');
+    end;
     if edit_no is not null and edit_no <> c.edit_no then
         perform pycontext._raise('PCX07', 'stale: the chat was edited while the summary was written',
             format('edit_no was %s, is %s', edit_no, c.edit_no), 'plan again: select * from pycontext.compaction_plan(chat_id)');

@@ -255,9 +255,9 @@ begin
         v_stale := v_seq;
     end if;
     v_count := pycontext._drop_stale(c, v_stale);
-    if v_count = 0 and message_id is not null then
+    if v_count = 0 then
         -- no line covers it, but a summary may be in the making, or an earlier window have shown it
-        perform pycontext._log_act(c, 'stale', true, jsonb_build_object('message_id', message_id));
+        perform pycontext._log_act(c, 'stale', true, jsonb_strip_nulls(jsonb_build_object('message_id', message_id)));
     end if;
     return v_count;
 end
@@ -265,7 +265,7 @@ $$;
 
 comment on function pycontext.source_changed(text, text) is
     'Tells that a message of an adopted chat was changed or deleted in the product''s table: its count, the facts and the '
-    'lines made of it are dropped, and a summary in the making is refused. message_id null: looks for lines whose rows '
+    'lines made of it are dropped, and a summary in the making is refused. message_id null: it looks for lines whose rows '
     'changed unannounced. Returns how many lines were set aside; the next compaction makes them anew. Errors: PCX01, '
     'PCX02 the chat is not adopted.';
 

@@ -252,6 +252,37 @@ def test_a_result_finds_its_call_across_the_edge_of_a_range(primary_key_per_chat
     assert rows(5, 5) == []
 
 
+def test_a_second_answer_belongs_to_no_call_wherever_reading_begins(
+    primary_key_per_chat: Connection,
+) -> None:
+    db = primary_key_per_chat
+    store(db, "e", [user("go"), assistant(None, call("A")), result("A", "done"), result("A", "again")])
+    rows = "select seq, unit_seq from pycontext._thread_rows('e', 'posts', array[%s]::bigint[], array[4]::bigint[])"
+    assert db.execute(rows + " order by seq", (1,)).fetchall() == [(1, 1), (2, 2), (3, 2), (4, 4)]
+    assert db.execute(rows, (4,)).fetchall() == [(4, 4)]
+    # it is pinned by itself
+    pin = db.execute("select unit_seq, to_seq from pin_message('e', 'm4')").fetchone()
+    assert pin == (4, 4)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_summary_of_what_is_gone_meanwhile_is_stale(posts: Connection, is_told: bool) -> None:
+    store(posts, "a", [user("first"), assistant("word " * 400), user("second"), assistant("sure")])
+    plan = posts.execute("select edit_no from compaction_plan('a', 300)").fetchone()
+    assert plan is not None
+    if is_told:
+        # something changed, it is not said what
+        posts.execute("update post set content = to_jsonb('x'::text) where chat = 'a' and id = 2")
+        posts.execute("select source_changed('a')")
+    else:
+        posts.execute("delete from post where chat = 'a' and id = 2")
+    with pytest.raises(psycopg.Error, match="stale") as raised:
+        posts.execute("select put_summary('a', 'm2', '{\"facts\": [\"a word\"]}', edit_no => %s)", plan)
+    assert raised.value.sqlstate == "PCX07"
+    with pytest.raises(psycopg.Error, match="no such message"):
+        posts.execute("select put_summary('a', 'm9', '{\"facts\": [\"a word\"]}')")
+
+
 def test_a_line_stays_in_the_thread_where_the_message_it_follows_was_deleted(posts: Connection) -> None:
     store(posts, "a", [user("first"), assistant("ok"), user("second"), assistant("sure")])
     posts.execute("select start_over('a', null)")
@@ -535,9 +566,11 @@ def test_a_request_that_the_chat_does_not_have_is_refused(posts: Connection) -> 
         assert error.value.diag.message_hint
     for _ in range(2):  # sent again it is the same turn
         started = posts.execute(
-            "select message_id, seq from start_turn('native:a', '{\"role\": \"user\", \"content\": \"three\"}', request_id => 'm9')"
+            'select message_id, seq from start_turn(\'native:a\', \'{"role": "user", "content": "three"}\', request_id => \'m9\')'
         ).fetchone()
         assert started == ("m9", 4)
     assert posts.execute("select seq from start_turn('native:a', request_id => 'm9')").fetchone() == (4,)
     own = "select message_id from start_turn('native:a', %s, request_id => 'm10')"
-    assert posts.execute(own, ('{"role": "user", "content": "x", "message_id": "mine"}',)).fetchone() == ("mine",)
+    assert posts.execute(own, ('{"role": "user", "content": "x", "message_id": "mine"}',)).fetchone() == (
+        "mine",
+    )
