@@ -557,7 +557,8 @@ class Database(DatabaseCore):
 
         chat_id: the chat, created if it isn't there.
         message: text, a list of content parts, a message dict, or None to resume the turn as it stands.
-        message_id: makes a retried request harmless: the same id stores the message once.
+        message_id: makes a retried request harmless: the same id stores the message once. Without a message
+            the one of this id is answered: a row of your own table, of an adopted chat.
         system_prompt, profile: used where the chat is created.
         tools: the tools the model is offered; their tokens are taken off the budget.
         token_budget: the most tokens turn.messages may take; None means the profile's.
@@ -571,7 +572,8 @@ class Database(DatabaseCore):
         format: what the turn has: 'openai' turn.messages, 'responses' turn.responses_input, 'anthropic'
             turn.anthropic, 'all' the three.
 
-        Entering raises BadMessage, MessageIdReused, BudgetTooSmall, BadProfile. SQL: start_turn.
+        Entering raises BadMessage, MessageIdReused, BudgetTooSmall, BadProfile, and AdoptedChat for a message
+        to a chat whose messages live in a table of yours. SQL: start_turn.
         """
         request = TurnRequest.of(
             chat_id,

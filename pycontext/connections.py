@@ -80,6 +80,8 @@ def check_given(dsn: Any, connection: Any, pool: Any, kind: type, pool_kind: str
     """At most one is given, and it is of the kind that can be run here: sync or async."""
     if sum(given is not None for given in (dsn, connection, pool)) > 1:
         raise ValueError("give a dsn, a connection or a pool, not both or all")
+    if dsn is not None and not isinstance(dsn, str):
+        raise TypeError(f"dsn is text, not {type(dsn).__name__}: name it, connection=… or pool=…")
     if connection is not None and not isinstance(connection, kind):
         raise TypeError(f"connection must be a psycopg.{kind.__name__}, not {type(connection).__name__}")
     if pool is not None:

@@ -20,7 +20,7 @@ from pycontext.async_connections import AsyncRunner
 from pycontext.compaction import Flush, Job
 from pycontext.connections import Runner
 from pycontext.embeddings import Embedder
-from pycontext.errors import BadEmbedding, BudgetTooSmall, ContextOverflow, PycontextError
+from pycontext.errors import AdoptedChat, BadEmbedding, BudgetTooSmall, ContextOverflow, PycontextError
 from pycontext.messages import Element
 from pycontext.operations import Encodings
 from pycontext.rows import Message
@@ -44,6 +44,7 @@ class TurnRequest:
 
     chat_id: str
     element: Element | None = None
+    message_id: str | None = None
     system_prompt: str | None = None
     profile: str | None = None
     tools: Sequence[Any] | None = None
@@ -64,12 +65,12 @@ class TurnRequest:
             raise ValueError(f"format must be one of {', '.join(FORMATS)} or all, not {options['format']!r}")
         element = None if message is None else replies.request(message)
         if message_id is not None:
-            if element is None:
-                raise ValueError("message_id names a message: give the message too")
-            element["message_id"] = messages.identity(message_id, "message_id")
+            message_id = messages.identity(message_id, "message_id")
+            if element is not None:
+                element["message_id"] = message_id
         for name in ("system_prompt", "context"):
             options[name] = messages.text(options[name])
-        return cls(messages.identity(chat_id), element, compact=compact, **options)
+        return cls(messages.identity(chat_id), element, message_id, compact=compact, **options)
 
 
 class ChooseEmbedder(Protocol):
@@ -179,21 +180,40 @@ class TurnCore:
                 element["message_id"] = messages.derived_id(f"{self.message_id}", element, added[base])
                 added[base] += 1
             given.append(element)
-        stored = yield from operations.append(self.chat_id, given, self._encodings)
+        try:
+            stored = yield from operations.append(self.chat_id, given, self._encodings)
+        except AdoptedChat as error:
+            raise AdoptedChat(
+                error.message,
+                detail=error.detail,
+                hint="insert the reply there, then turn.stored(reply): the turn goes on from it",
+            ) from error
         self._added = added
+        # of a reply that is added again the usage is an older window's
+        is_new = bool(stored) and stored[-1].seq > self._read_seq
+        yield from self._go_on(replies.usage(reply) if is_new else None, may_ask)
+        return stored
+
+    def _stored(self, reply: Any, may_ask: Callable[[], bool]) -> Steps[None]:
+        """What the caller stored is there: its usage is learnt, and the window read."""
+        if self._state != "open":
+            raise RuntimeError("turn.stored works inside the turn's with block")
+        yield from self._go_on(None if reply is None else replies.usage(reply), may_ask)
+
+    def _go_on(self, usage: replies.Usage | None, may_ask: Callable[[], bool]) -> Steps[None]:
+        """The window as it is after a reply, which has another try at making room."""
         self._has_made_room = False
-        yield from self._learn(replies.usage(reply), stored)
+        yield from self._learn(usage)
         yield from self._start(None)
         is_due = self.is_degraded and self.decision == "summarize" and not self.is_answered
         if is_due and self._request.compact in ("after", "before") and may_ask():
             # the model is asked again, and would not see all: the summary can't wait for the end of the turn
             yield from compaction.quietly(self._job(compaction.BEFORE_TURN), self._encodings)
             yield from self._start(None)
-        return stored
 
-    def _learn(self, usage: replies.Usage | None, stored: Sequence[Message]) -> Steps[None]:
-        """The provider's count of the window that was read last; a reply added again is of an older one."""
-        if usage is None or not stored or stored[-1].seq <= self._read_seq:
+    def _learn(self, usage: replies.Usage | None) -> Steps[None]:
+        """The provider's count of the window that was read last."""
+        if usage is None:
             return
         try:
             yield Call(
@@ -290,7 +310,9 @@ class TurnCore:
                     "memory": self._memory,
                     "query_embedding": vector,
                     "embedding_model": embedding_model,
-                    "request_id": None if element is not None else self.message_id,
+                    "request_id": None
+                    if element is not None
+                    else self.message_id or self._request.message_id,
                     "recall": recall,
                 },
                 is_repeatable=element is None or "message_id" in element,
@@ -382,11 +404,21 @@ class Turn(TurnCore, AbstractContextManager["Turn"]):
         error or in a process that resumed the turn, writes nothing twice. Two equal messages added in one
         turn by one process are two rows. Where a server reuses tool_call_ids within a turn, give message_ids.
 
-        Raises BadMessage, MessageIdReused, ToolResultWithoutId.
+        Raises BadMessage, MessageIdReused, ToolResultWithoutId; AdoptedChat where the messages live in a
+        table of yours: insert the reply there, and call `stored`.
         SQL: append_messages, record_usage, start_turn.
         """
         with self._lock:
             return self._runner.run(self._add(reply, lambda: self._runner.may_ask))
+
+    def stored(self, reply: Any = None) -> None:
+        """Go on from what you stored yourself: in the table of an adopted chat, where `add` can't.
+
+        reply: what the model returned, for its usage to be learnt; or None, as after results of tools. The
+        window is read anew, from what is there by then. SQL: record_usage, start_turn.
+        """
+        with self._lock:
+            self._runner.run(self._stored(reply, lambda: self._runner.may_ask))
 
     def make_room(self, error: BaseException) -> bool:
         """After a provider's error: True where the window is smaller now, and the request may be sent again.
@@ -436,6 +468,10 @@ class AsyncTurn(TurnCore, AbstractAsyncContextManager["AsyncTurn"]):
     async def add(self, reply: Any) -> list[Message]:
         async with self._lock:
             return await self._runner.run(self._add(reply, lambda: self._runner.may_ask))
+
+    async def stored(self, reply: Any = None) -> None:
+        async with self._lock:
+            await self._runner.run(self._stored(reply, lambda: self._runner.may_ask))
 
     async def make_room(self, error: BaseException) -> bool:
         async with self._lock:

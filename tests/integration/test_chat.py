@@ -439,6 +439,8 @@ def test_what_is_given_is_one_thing_and_of_its_kind(dsn: str, loop: Any) -> None
                     connect(dsn, **two)
             with pytest.raises(TypeError, match="psycopg"):
                 connect(connection=dsn)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="connection=… or pool=…"):
+                connect(conn)  # type: ignore[arg-type]
         for wrong in ({"connection": conn}, {"pool": pool}):
             with pytest.raises(TypeError, match=r"must be a psycopg\S*\.Async"):
                 pycontext.aconnect(**wrong)  # type: ignore[arg-type]

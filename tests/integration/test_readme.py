@@ -329,6 +329,24 @@ def test_the_handler_under_asyncio(handlers: dict[str, Any], model: LLMServer, d
         assert [row.content for row in db.thread("conv_6")] == ["Where is my parcel?", said]
 
 
+def test_the_handler_of_a_table_of_yours(
+    handlers: dict[str, Any], model: LLMServer, dsn: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in blocks(README):
+        if block.heading == _ADOPTING and block.language == "sh":
+            run_shell(block.text, dsn, checkout)
+        elif block.heading == _ADOPTING and block.text.startswith("create"):
+            psql(dsn, [block.text])
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    model.default = reply
+    said = handlers["answer_ticket"](7, "Where is my parcel?")
+    assert said.endswith("messages read; asked: Where is my parcel?")
+    assert "<chat-summary>" in str(model.requests[0]["messages"])
+    with psycopg.connect(dsn) as conn:
+        rows = conn.execute("select author, body from shop.post order by id desc limit 2").fetchall()
+    assert rows == [("bot", said), ("anna", "Where is my parcel?")]
+
+
 def test_the_handler_with_tools(handlers: dict[str, Any], model: LLMServer, dsn: str) -> None:
     call = {
         "id": "call_1",

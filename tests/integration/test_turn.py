@@ -271,6 +271,53 @@ def test_another_system_prompt_is_told_and_not_taken(memory: pycontext.Database)
         assert turn.messages[0] == {"role": "system", "content": "Be brief."}
 
 
+def test_a_turn_of_a_chat_in_a_table_of_yours(memory: pycontext.Database, db: Connection) -> None:
+    db.execute(
+        """
+        create table post (id bigserial primary key, ticket int, who text, body text, calls jsonb,
+            call_id text, at timestamptz default now() - interval '1 hour');
+        create index on post (ticket, id);
+        create view posts as select ticket as chat_id, id as seq, id as message_id, who as role,
+            body as content, calls as tool_calls, call_id as tool_call_id, at as created_at from post;
+        select register_source('shop', 'posts');
+        select create_chat('7', source => 'shop')
+        """
+    )
+
+    def post(who: str, body: str | None, calls: Any = None, call_id: str | None = None) -> int:
+        row = db.execute(
+            "insert into post (ticket, who, body, calls, call_id) values (7, %s, %s, %s, %s) returning id",
+            (who, body, json.dumps(calls) if calls else None, call_id),
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    question = "Where is it? " * 400
+    asked = post("user", question)
+    # with a message it is refused before a model is paid
+    with pytest.raises(pycontext.AdoptedChat, match="start_turn"), memory.turn(7, "Where is it?"):
+        pytest.fail("entered")
+    with memory.turn(7, message_id=asked) as turn:
+        assert (turn.message_id, turn.is_answered) == (str(asked), False)
+        assert turn.messages == [{"role": "user", "content": question}]
+        with pytest.raises(pycontext.AdoptedChat, match=r"turn\.stored"):
+            turn.add({"role": "assistant", "content": "In Riga."})
+        post("assistant", None, [call("c1")])
+        post("tool", "in Riga", call_id="c1")
+        turn.stored()
+        assert [m["role"] for m in turn.messages] == ["user", "assistant", "tool"]
+        post("assistant", "In Riga.")
+        turn.stored({"model": "m", "usage": {"prompt_tokens": turn.window_tokens * 2}})
+        assert turn.is_answered
+    assert db.execute("select (scales ->> 'm')::numeric from chat").fetchone() == (2,)
+    post("user", "And when does it come?")
+    with memory.turn(7, message_id=asked) as again:  # sent twice
+        assert again.is_answered
+        assert again.reply == "In Riga."
+    with pytest.raises(RuntimeError, match="with block"):
+        again.stored()
+
+
 def test_resuming_a_chat_that_is_not_there_is_an_error(memory: pycontext.Database) -> None:
     with pytest.raises(pycontext.NoSuchChat):
         memory.turn("nowhere").__enter__()
