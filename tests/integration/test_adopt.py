@@ -811,7 +811,9 @@ def test_a_branch_switch_leaves_a_line_of_the_other_branch_unused(timed: Connect
     assert value(db, "select count(*) from summary_line") == 0
     assert value(db, "select at_seq from act where act = 'stale'") == 30500
     # back to the first branch, under a line made on the second
-    db.execute("insert into said select 'n' || g, 1, 30500 + g, 'assistant', repeat('So it is. ', 30) from generate_series(1, 80) g")
+    db.execute(
+        "insert into said select 'n' || g, 1, 30500 + g, 'assistant', repeat('So it is. ', 30) from generate_series(1, 80) g"
+    )
     compact(db, "1", 1500)
     db.execute("update said set hidden = (place % 1000 <> 0)")
     assert "Order QX-400 left hub B-400, please look where it is." in told(db)
@@ -822,7 +824,9 @@ def test_a_branch_switch_leaves_a_line_of_the_other_branch_unused(timed: Connect
 def test_a_line_that_is_good_stays(timed: Connection) -> None:
     db = timed
     first = compact(db, "1", 2500)
-    db.execute("insert into said select 'x' || g, 1, 400000 + g * 1000, 'user', repeat('More of it. ', 20) from generate_series(1, 60) g")
+    db.execute(
+        "insert into said select 'x' || g, 1, 400000 + g * 1000, 'user', repeat('More of it. ', 20) from generate_series(1, 60) g"
+    )
     second = compact(db, "1", 2500)
     assert value(db, "select message_id from working_window(1) where section = 'summary'") == second
     # in the second's stretch alone

@@ -187,8 +187,8 @@ def test_a_turn_is_entered_once_and_added_to_inside_its_block(memory: pycontext.
         pass
     with pytest.raises(ValueError, match="'after', 'before', 'off'"):
         memory.turn("a", "Where?", compact="later")
-    with pytest.raises(ValueError, match="give the message"):
-        memory.turn("a", message_id="m")
+    with pytest.raises(pycontext.BadMessage, match="no such request"):
+        memory.turn("a", message_id="m1").__enter__()
 
 
 def test_parts_dicts_and_text_are_messages(memory: pycontext.Database) -> None:
@@ -296,6 +296,8 @@ def test_a_turn_of_a_chat_in_a_table_of_yours(memory: pycontext.Database, db: Co
     asked = post("user", question)
     # with a message it is refused before a model is paid
     with pytest.raises(pycontext.AdoptedChat, match="start_turn"), memory.turn(7, "Where is it?"):
+        pytest.fail("entered")
+    with pytest.raises(pycontext.BadMessage, match="no such request"), memory.turn(7, message_id=asked + 1):
         pytest.fail("entered")
     with memory.turn(7, message_id=asked) as turn:
         assert (turn.message_id, turn.is_answered) == (str(asked), False)
