@@ -188,7 +188,7 @@ def report_error(chat_id: str, error: Exception) -> None:
 
 
 def _compact(job: Job, encodings: Encodings) -> Steps[tuple[Pass, bool]]:
-    """One pass, and whether it took a piece only of what is to be summarized."""
+    """One pass, and whether it took a piece only of what can be cut."""
     yield from operations.count_tokens(job.chat_id, encodings)
     plan = yield from operations.plan(job.chat_id, job.token_budget)
     if not _is_due(job, plan):
@@ -209,7 +209,7 @@ def _compact(job: Job, encodings: Encodings) -> Steps[tuple[Pass, bool]]:
     after = yield from operations.plan(job.chat_id, job.token_budget)
     saved = (done.tokens_before or 0) - after.window_tokens
     done = replace(done, tokens_after=after.window_tokens, saved_tokens=saved)
-    return done, after.decision == "summarize" and (after.to_seq or 0) > (done.to_seq or 0)
+    return done, after.after_message_id is not None and (after.to_seq or 0) > (done.to_seq or 0)
 
 
 def _is_due(job: Job, plan: Plan) -> bool:

@@ -1,14 +1,10 @@
-"""The compaction pipeline: a model server with every fault, many processes at once, kills at every step."""
+"""The compaction pipeline: a model server with every fault, many processes at once."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-import signal
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -248,60 +244,6 @@ def test_only_one_of_many_sessions_gets_the_lease(dsn: str, fill: Fill, db: Conn
         taken = at_once([partial(claim, f"{round_}-{n}") for n in range(12)])
         assert sorted(taken) == [False] * 11 + [True]
         lapse(db, "a")
-
-
-KILLED = """
-import os, signal, sys
-import pycontext
-from pycontext import steps
-
-limit, real = int(sys.argv[2]), steps.run
-
-def run(operation, perform):
-    done = 0
-    def counted(step):
-        nonlocal done
-        answer = perform(step)
-        done += 1
-        if done == limit:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-    return real(operation, counted)
-
-with pycontext.connect() as memory:
-    steps.run = run
-    memory.compact(sys.argv[1])
-"""
-
-
-def test_killed_between_any_two_steps_and_run_again_the_end_is_the_same(
-    memory: pycontext.Database, dsn: str, fill: Fill, db: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYCONTEXT_DSN", dsn)
-    fill("whole", 25)
-    memory.compact("whole")
-
-    def state(chat_id: str) -> Any:
-        rows = memory.thread(chat_id, max_rows=99)
-        thread = [(row.seq, row.kind, row.content, row.is_estimate) for row in rows]
-        facts = sorted(column(db, "select content from pycontext.fact where chat_id = %s", chat_id))
-        return thread, facts, memory.status(chat_id).uncounted, memory.messages(chat_id)
-
-    expected = state("whole")
-    for limit in itertools.count(1):
-        chat_id = f"killed-{limit}"
-        fill(chat_id, 25)
-        child = subprocess.run([sys.executable, "-c", KILLED, chat_id, str(limit)], capture_output=True)
-        if child.returncode == 0:
-            break
-        assert child.returncode == -signal.SIGKILL, child.stderr.decode()
-        assert memory.window(chat_id)
-        db.execute("update pycontext.lease set expires_at = now() where holder is not null")
-        memory.compact(chat_id)
-        assert state(chat_id) == expected, limit
-        assert column(db, OUTCOMES, chat_id).count("summarized") == 1
-        assert one(db, "select holder from pycontext.lease where chat_id = %s", chat_id) is None
-    assert limit > 8, "claim, plan, source, flush, model, put, count were all cut off"
 
 
 # Budget, progress, thrash
