@@ -31,7 +31,7 @@ import psycopg
 from psycopg import sql
 
 from pycontext import install
-from pycontext.errors import EmbeddedUnavailable
+from pycontext.errors import EmbeddedUnavailable, SchemaTooNew
 
 __all__ = ["Embedded", "Server", "binaries", "data_dir", "psql", "start"]
 
@@ -157,6 +157,12 @@ def _installed(server: Server) -> bool:
         state = install.schema_state(conn)
         if state == "changed":
             return False
+        if state == "newer":
+            raise SchemaTooNew(
+                "the embedded data were made by a newer version of pycontext, or by another checkout of it",
+                detail=f"they are in {server.root}",
+                hint="run that one, or set PYCONTEXT_DATA_DIR to a folder of this one's own",
+            )
         # So that `select * from working_window(...)` works as it stands.
         install.extend_search_path(conn, database=DATABASE)
         if state != "current":

@@ -65,6 +65,15 @@ Dsn = Annotated[
         show_default=False,
     ),
 ]
+OwnDsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        metavar="DSN",
+        help="The database. Default: PYCONTEXT_DSN, then DATABASE_URL.",
+        show_default=False,
+    ),
+]
 Chat = Annotated[str, typer.Argument(metavar="CHAT", help="The chat's id.", callback=_id)]
 Budget = Annotated[
     int | None,
@@ -88,7 +97,7 @@ class SummarizerName(str, Enum):
 
 @app.command()
 def install(
-    dsn: Dsn = None,
+    dsn: OwnDsn = None,
     search_path_of: Annotated[
         str | None,
         typer.Option(
@@ -127,13 +136,16 @@ def sql() -> None:
 
 @app.command()
 def status(dsn: Dsn = None, as_json: Json = False) -> None:
-    """Say what is wrong, and what to do about each finding."""
-    with reported(), _connection(dsn) as conn:
+    """Say what is wrong, and what to do about each finding. Of the embedded server also where it is."""
+    with reported(), _connection((found := target.find(dsn)).dsn) as conn:
         version = installer.schema_version(conn)
         findings = _rows(conn, "status")
         if as_json:
             print_json({"schema_version": version, "findings": findings})
             return
+        if found.data_dir is not None:
+            out().print("for other programs, while one of pycontext's runs (such as pycontext psql):")
+            out().print(f"    {found.dsn}", soft_wrap=True)
         out().print(f"schema {version}, PostgreSQL {conn.info.server_version // 10000}")
         for finding in findings:
             style = {"error": "bold red", "warning": "yellow"}.get(finding["severity"], "")
@@ -152,7 +164,7 @@ def chats(
     as_json: Json = False,
 ) -> None:
     """List the newest chats, and which are over budget."""
-    with reported(), _connection(dsn) as conn:
+    with reported(), _connection(target.find(dsn).dsn) as conn:
         rows = _rows(conn, "chats", max_rows=limit)
         if as_json:
             print_json(rows)
@@ -341,7 +353,7 @@ def compact(
 
 @app.command()
 def worker(
-    dsn: Dsn = None,
+    dsn: OwnDsn = None,
     once: Annotated[bool, typer.Option("--once", help="Look at all chats once, then end.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Between two looks.")
@@ -451,7 +463,10 @@ def demo(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def psql(context: typer.Context, dsn: Dsn = None) -> None:
-    """Open psql on the database. What follows goes to psql: pycontext psql -c 'select …'."""
+    """Open psql on the database. What follows goes to psql: pycontext psql -c 'select …'.
+
+    Rows too wide for the screen are printed a column a line (\\x auto); \\x off prints them as a table.
+    """
     from pycontext.embedded import psql as open_psql
 
     with reported():
@@ -477,9 +492,9 @@ def _summarizer(name: SummarizerName | None) -> Any:
     return chosen
 
 
-def _connection(dsn: str | None) -> psycopg.Connection[dict[str, Any]]:
+def _connection(dsn: str) -> psycopg.Connection[dict[str, Any]]:
     return psycopg.connect(
-        target.find(dsn).dsn,
+        dsn,
         autocommit=True,
         prepare_threshold=None,
         client_encoding="utf8",

@@ -87,6 +87,13 @@ def test_help_lists_the_commands(run: Any) -> None:
         assert re.search(rf"^  {name} ", result.out, re.MULTILINE), name
 
 
+def test_what_never_uses_the_embedded_server_does_not_offer_it(run: Any) -> None:
+    for command in ("install", "worker"):
+        told = " ".join(run(command, "--help").out.split())
+        assert "Default: PYCONTEXT_DSN, then DATABASE_URL." in told
+        assert "Never uses the embedded server" in told
+
+
 def test_without_typer_it_says_which_extra_to_install(tmp_path: Path) -> None:
     for missing in ("typer", "rich"):
         script = (

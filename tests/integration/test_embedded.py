@@ -18,7 +18,7 @@ import pytest
 
 from pycontext import install
 from pycontext.embedded import Server, binaries, data_dir, psql, start
-from pycontext.errors import EmbeddedUnavailable
+from pycontext.errors import EmbeddedUnavailable, SchemaTooNew
 
 ROOT = Path(__file__).resolve().parents[2]
 IS_ROOT = os.geteuid() == 0
@@ -209,6 +209,26 @@ def test_a_development_versions_database_is_kept_aside(data: Path, change: str) 
         assert row is not None
     with psycopg.connect(found.dsn.replace("/pycontext?", f"/{row[0]}?")) as conn:
         assert conn.execute("select n from precious").fetchone() == (1,)
+
+
+def test_data_of_another_checkout_are_named_and_left_alone(data: Path) -> None:
+    found = start(data)
+    with psycopg.connect(found.dsn, autocommit=True) as conn:
+        conn.execute("insert into pycontext.migration (name, sha256) values ('900_of_tomorrow', 'x')")
+        with pytest.raises(SchemaTooNew, match="PYCONTEXT_DATA_DIR") as error:
+            start(data)
+        assert error.value.detail == f"they are in {data}"
+        assert install.schema_state(conn) == "newer"
+
+
+def test_status_tells_other_programs_where_it_is(data: Path) -> None:
+    done = run(data, "import sys; from pycontext import cli; sys.argv = ['pycontext', 'status']; cli.main()")
+    out, err = done.communicate(timeout=60)
+    dsn = next(line.strip() for line in out.splitlines() if "postgresql://" in line)
+    assert f"its data is in {data}" in " ".join(err.split())
+    assert start(data).dsn == dsn
+    with psycopg.connect(dsn) as conn:
+        assert conn.execute("select pycontext.schema_version()").fetchone() is not None
 
 
 def test_psql_is_in_the_wheel(data: Path) -> None:
