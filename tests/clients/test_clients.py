@@ -109,6 +109,29 @@ def test_node_on_an_adopted_chat(node: Path, shop: Connection, dsn: str) -> None
     )
 
 
+PITFALLS = """
+import pg from "pg";
+const client = new pg.Client();
+await client.connect();
+const turn = "select seq from pycontext.start_turn('n3', $1::jsonb)";
+const told = [];
+for (const message of [[{ role: "user", content: "Hello" }], "Hello"]) {
+  told.push(await client.query(turn, [message]).catch((error) => error.code));
+}
+told.push((await client.query(turn, [JSON.stringify("Hello")])).rows[0].seq);
+console.log(JSON.stringify(told));
+await client.end();
+"""
+
+
+def test_what_the_readme_says_of_node_is_so(node: Path, db: Connection, dsn: str) -> None:
+    (node / "pitfalls.js").write_text(PITFALLS)
+    done = subprocess.run(
+        ["node", "pitfalls.js"], cwd=node, env=environment(dsn), capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == ["22P02", "22P02", "1"]
+
+
 def psql(dsn: str, script: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("psql")
     if program is None:

@@ -9,13 +9,17 @@ await client.connect();
 const reply = (messages) => `You said: ${messages.at(-1).content}`; // your model
 
 async function turn() {
+  let message = JSON.stringify({ role: "user", content: text }); // as it is, pg would not send it as JSON
+  let request = null;
   if (home === "adopted") {
-    // The product writes its own table; pycontext reads it where it is.
-    await client.query("insert into app.message (conversation_id, sender, body) values ($1, 'customer', $2)", [chat, text]);
+    // The product writes its own table; pycontext reads it where it is, and answers the row of that id.
+    const say = "insert into app.message (conversation_id, sender, body) values ($1, 'customer', $2) returning id";
+    request = (await client.query(say, [chat, text])).rows[0].id; // a bigint comes as text: it may be above 2^53
+    message = null;
   }
   const started = await client.query(
-    "select messages, window_tokens, token_budget from pycontext.start_turn($1, $2::jsonb)",
-    [chat, home === "native" ? JSON.stringify({ role: "user", content: text }) : null],
+    "select messages, window_tokens, token_budget from pycontext.start_turn($1, $2::jsonb, request_id => $3)",
+    [chat, message, request],
   );
   const { messages, window_tokens, token_budget } = started.rows[0];
   const answer = reply(messages);
