@@ -180,27 +180,22 @@ class _Planner:
         return Plan(tuple(statements), tuple(self._checks), index, self._some_chat(body))
 
     def relation(self, text: str, what: str) -> _Relation:
-        try:
-            with self._conn.transaction():
-                found = self._row(
-                    """
-                    select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
-                    join pg_catalog.pg_namespace n on n.oid = k.relnamespace
-                    where k.oid = pg_catalog.to_regclass(%s)
-                    """,
-                    (text,),
-                )
-        except psycopg.errors.InvalidName:
-            found = None  # PostgreSQL 15 refuses what 16 calls null
-        found = found or self._row(
-            """
+        # As it stands in the catalog first, then as SQL has it; never one of ours, which may be on the path.
+        query = """
             select k.oid, n.nspname, k.relname, k.reltuples from pg_catalog.pg_class k
-            join pg_catalog.pg_namespace n on n.oid = k.relnamespace
-            where k.relkind in ('r', 'p', 'v', 'm', 'f') and (n.nspname || '.' || k.relname = %s
-                or k.relname = %s and pg_catalog.pg_table_is_visible(k.oid))
-            """,
+            join pg_catalog.pg_namespace n on n.oid = k.relnamespace and n.nspname <> 'pycontext'
+            where k.relkind in ('r', 'p', 'v', 'm', 'f') and """
+        found = self._row(
+            query + "(n.nspname || '.' || k.relname = %s"
+            " or k.relname = %s and pg_catalog.pg_table_is_visible(k.oid))",
             (text, text),
         )
+        if found is None:
+            try:
+                with self._conn.transaction():
+                    found = self._row(query + "k.oid = pg_catalog.to_regclass(%s)", (text,))
+            except psycopg.errors.InvalidName:
+                pass  # PostgreSQL 15 refuses what 16 calls null
         if found is None:
             raise BadAdoption(f"no such {what}", detail=text, hint=f"name it with its schema: app.{what}")
         with self._conn.cursor(row_factory=tuple_row) as cursor:
@@ -578,7 +573,8 @@ class _Planner:
         if nulls:
             self._note(
                 f"{nulls:,} rows have no content; the model reads (empty)",
-                f"--where '{self._spec.content} is not null' leaves them out",
+                f"--where '{f'({self._spec.where}) and ' if self._spec.where else ''}"
+                f"{self._spec.content} is not null' leaves them out",
             )
         else:
             self._ok("no row is without content")

@@ -266,12 +266,30 @@ def test_roles_unknown_to_the_map_are_refused_with_a_way_out(
     assert value(shop, "select count(*) from working_window(1)") == 40
 
 
+@pytest.mark.core
+def test_a_table_is_never_taken_for_one_of_ours(run: Callable[..., Result], db: Connection) -> None:
+    told = run("libre", "--table", "message")
+    assert "no such table" in told.err
+    assert "name it with its schema" in told.err
+    db.execute(
+        """
+        create table "Message" (id bigserial primary key, chat_id int, role text, content text, created_at timestamptz default now());
+        insert into "Message" (chat_id, role, content) values (1, 'user', 'hello')
+        """
+    )
+    for name in ("Message", '"Message"', "public.Message", 'public."Message"'):
+        done = run("libre", "--table", name, "--default", "--yes")
+        assert done.code == 0, done.err
+        assert window(db, "1")[0][3] == "hello"
+
+
 def test_null_content_is_told(run: Callable[..., Result], shop: Connection) -> None:
     shop.execute("update app.message set body = null where id = 5")
     done = run(*SHOP)
     assert done.code == 0
     assert "1 rows have no content" in done.err
-    assert "body is not null" in done.err
+    assert "--where 'body is not null'" in done.err
+    assert "--where '(id > 1) and body is not null'" in run(*SHOP, "--where", "id > 1").err
 
 
 @pytest.mark.core

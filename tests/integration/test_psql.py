@@ -121,6 +121,15 @@ def test_names_are_found_without_the_schema(dsn: str) -> None:
     assert psql(once, "show search_path;").count("pycontext") == 1
 
 
+def test_an_error_is_message_detail_and_hint(dsn: str) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "pycontext", "psql", "--dsn", dsn, "-c", "select start_turn('nowhere')"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert lines == ["ERROR", "DETAIL", "HINT"]
+
+
 def test_each_finding_says_what_to_do(db: Connection, memory: pycontext.Database, fill: Any) -> None:
     def findings() -> dict[str, tuple[str, str | None]]:
         rows = db.execute("select finding, detail, hint from status() where severity <> 'info'").fetchall()
