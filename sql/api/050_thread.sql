@@ -67,9 +67,9 @@ comment on function pycontext._jsonb(json) is 'Private. A json column of a produ
 
 -- The statement that reads a _source_batch of a product's relation. $1 chat, $2 and $3 seq from and to, $4 at most so many
 -- rows, $5 message id, $6 and $7 the times of $2 and $3, $8 the encoding of counts. Names come from the catalog, values
--- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls, results, each with
--- its count; newest or oldest places, without content; all rows, without counts; cut: no rows, but where the first $4 rows
--- end (first_seq is the place after them) and what they cost, by the size of a few at eight places among them; edge: no
+-- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls (the newest), results
+-- (the oldest, and calls), each with its count; newest or oldest places, without content; all rows, without counts; cut: no
+-- rows, but where the first $4 rows end (first_seq is the place after them) and what they cost, by the size of a few at eight places among them; edge: no
 -- rows, but a hash of the places of the newest $4 of them, as tokens.
 create or replace function pycontext._source_query(f pycontext.source, kind text)
 returns text
@@ -107,7 +107,8 @@ begin
         || ')::pycontext._source_row order by r.seq)'
         || ' filter (where r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')'
         || case kind when 'calls' then ' and r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'''
-            when 'results' then ' and r.role = ''tool''' else '' end
+            when 'results' then ' and (r.role = ''tool'' or r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'')'
+            else '' end
         || ') as rows, bool_or(r.role = ''tool'' or r.tool_calls is not null) as has_calls, count(*) as looked_at,'
         || ' min(r.seq) as first_seq, '
         || case when v_is_counted then 'coalesce(bool_and(c.count_hash = r.body_hash and c.tokens is not null), true)'
@@ -369,8 +370,8 @@ begin
     end if;
     v_more := pycontext._fetch_source(f, chat_id, v_call + 1, v_edge - 1, 512, 'results', encoding);
     return array(
-        select r from unnest(k.rows || v_more.rows) r
-        where r.role = 'assistant' or r.tool_call_id = any (v_ids)
+        select r from unnest(k.rows || array(
+            select t from unnest(v_more.rows) t where t.role = 'tool' and t.tool_call_id = any (v_ids))) r
         order by r.seq);
 end
 $$;
@@ -478,6 +479,7 @@ declare
     v_more pycontext._source_batch;
     v_units bigint[];
     v_superseded bigint[];
+    v_ids text[];
     v_edge bigint := to_seq;
     v_first bigint;
     -- ranges are ranges of units, but for those read by seq from one end
@@ -517,7 +519,7 @@ begin
         v_edge := v_rows[cardinality(v_rows)].seq;
     end if;
     if k.has_calls and v_by_unit then
-        -- results after what was read whose calls are in it
+        -- results after what was read whose calls are in it; an id may be called again before they come
         if v_edge < 4611686018427387904 and exists (
             select from unnest(v_rows) r
             cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
@@ -526,7 +528,15 @@ begin
                 where t.role = 'tool' and t.tool_call_id = e.value ->> 'id' and t.seq > r.seq
                     and coalesce(t.metadata ->> 'pending', '') <> 'true')) then
             v_more := pycontext._fetch_source(f, chat_id, v_edge + 1, 4611686018427387904, 512, 'results', p.encoding);
-            v_rows := v_rows || v_more.rows;
+            v_ids := array(
+                select e.value ->> 'id'
+                from unnest(v_rows) r
+                cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e);
+            v_rows := v_rows || array(
+                select r from unnest(v_more.rows) r
+                where r.role = 'tool' and r.tool_call_id = any (v_ids) or r.role = 'assistant' and exists (
+                    select from jsonb_array_elements(r.tool_calls) e where e.value ->> 'id' = any (v_ids))
+                order by r.seq);
         end if;
     end if;
     if k.has_calls then
@@ -602,7 +612,7 @@ begin
     end loop;
     s.hi_seq := coalesce(s.hi_seq, v_rows[cardinality(v_rows)].seq);
     s.floor_seq := v_to + 1;
-    if v_is_all then
+    if v_is_all or v_to = s.lo_seq then
         s.first_seq := v_rows[1].seq;
         s.floor_seq := s.lo_seq + 1;
     end if;

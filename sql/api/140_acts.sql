@@ -1049,20 +1049,32 @@ begin
             and (m.gone_act is null or m.gone_act > act);
     end if;
     return query
-    select p.seq, p.message_id, p.unit_seq, p.to_seq, p.at_act, u.tokens::integer
+    select q.*
     from (
-        select distinct on (i.unit_seq) i.seq, i.message_id, i.unit_seq, i.to_seq, i.at_act
-        from pycontext.pin i
-        where i.chat_id = _live_pins.chat_id
-            and (act is null and i.gone_act is null or i.at_act <= act and (i.gone_act is null or i.gone_act > act))
-            and (v_source is not null and coalesce(v_reset, 0) = 0 or i.unit_seq > coalesce(v_reset, 0))
-        order by i.unit_seq, i.at_act) p
-    cross join lateral (
-        select sum(greatest(r.tokens, r.frozen_tokens)) as tokens
-        from pycontext._thread_rows(_live_pins.chat_id, v_source, array[p.unit_seq], array[p.unit_seq],
-            case when v_source is null then act end) r) u
-    where u.tokens is not null
-    order by p.at_act, p.seq;
+        select distinct on (u.unit_seq) p.seq, p.message_id, u.unit_seq, p.to_seq, p.at_act, u.tokens::integer
+        from (
+            select distinct on (i.unit_seq, case when v_source is not null then i.seq end)
+                i.seq, i.message_id, i.unit_seq, i.to_seq, i.at_act
+            from pycontext.pin i
+            where i.chat_id = _live_pins.chat_id
+                and (act is null and i.gone_act is null or i.at_act <= act and (i.gone_act is null or i.gone_act > act))
+                and (v_source is not null and coalesce(v_reset, 0) = 0 or i.unit_seq > coalesce(v_reset, 0))
+            order by i.unit_seq, case when v_source is not null then i.seq end, i.at_act) p
+        cross join lateral (
+            select r.unit_seq, sum(greatest(r.tokens, r.frozen_tokens)) as tokens
+            from pycontext._thread_rows(_live_pins.chat_id, v_source, array[p.unit_seq], array[p.unit_seq],
+                case when v_source is null then act end) r
+            group by r.unit_seq
+            having v_source is null or bool_or(r.seq = p.seq)
+            union all
+            -- a product deleted the call: its result stands for itself
+            select r.unit_seq, sum(greatest(r.tokens, r.frozen_tokens))
+            from pycontext._thread_rows(_live_pins.chat_id, v_source, array[p.seq], array[p.seq]) r
+            where v_source is not null and p.unit_seq <> p.seq
+            group by r.unit_seq
+            limit 1) u
+        order by u.unit_seq, p.at_act) q
+    order by q.at_act, q.seq;
 end
 $$;
 

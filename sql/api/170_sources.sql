@@ -366,7 +366,7 @@ begin
     return (
         with called as (
             select r.seq, e.value ->> 'id' as id, r.metadata ->> 'pending' = 'true' as is_pending
-            from unnest(k.rows) r
+            from unnest(k.rows || v_more.rows) r
             cross join lateral jsonb_array_elements(case when jsonb_typeof(r.tool_calls) = 'array' then r.tool_calls end) e
             where r.role = 'assistant'
         ), told as (
@@ -377,7 +377,7 @@ begin
         )
         select min(c.seq)
         from called c
-        where not exists (select from told t where t.unit_seq = c.seq and t.id = c.id and t.is_final)
+        where c.seq < border_seq and not exists (select from told t where t.unit_seq = c.seq and t.id = c.id and t.is_final)
             and (c.is_pending or c.seq > s.turn_seq or exists (select from told t where t.unit_seq = c.seq and t.id = c.id)));
 end
 $$;

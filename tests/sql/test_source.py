@@ -265,6 +265,57 @@ def test_a_second_answer_belongs_to_no_call_wherever_reading_begins(
     assert pin == (4, 4)
 
 
+def test_a_result_after_a_cut_answers_the_newest_call_of_its_id(primary_key_per_chat: Connection) -> None:
+    db = primary_key_per_chat
+    waits = assistant(None, call("P"), metadata={"pending": True})
+    calls = [
+        assistant(None, call("A")),
+        assistant("word " * 400),
+        waits,
+        assistant(None, call("A"), call("P")),
+    ]
+    store(db, "e", [user("go"), *calls, result("A", "done"), result("P", "done"), user("and?")])
+    rows = "select seq, unit_seq from pycontext._thread_rows('e', 'posts', array[1]::bigint[], array[2]::bigint[])"
+    assert db.execute(rows + " order by seq").fetchall() == [(1, 1), (2, 2)]
+    put = "select seq from put_summary('e', %s, '{\"facts\": [\"a word\"]}')"
+    with pytest.raises(psycopg.Error, match="waits for a person"):
+        db.execute(put, ("m4",))
+    assert db.execute(put, ("m3",)).fetchone() == (3,)
+
+
+def test_a_pinned_result_stays_where_its_call_was_deleted(posts: Connection) -> None:
+    store(
+        posts,
+        "a",
+        [user("go"), assistant(None, call("A"), call("B")), result("A", "one"), result("B", "two")],
+    )
+    store(posts, "a", [assistant("word " * 400)])
+    for name in ("m3", "m4"):
+        posts.execute("select pin_message('a', %s)", (name,))
+    shown = "select seq, section, is_shortened from working_window('a', 300) where seq < 5"
+    assert [r[0] for r in posts.execute(shown).fetchall() if r[1] == "pinned" and not r[2]] == [2, 3, 4]
+    posts.execute("delete from post where chat = 'a' and id = 2")
+    assert [r[0] for r in posts.execute(shown).fetchall() if r[1] == "pinned" and not r[2]] == [3, 4]
+    posts.execute("delete from post where chat = 'a' and id = 3")
+    assert [r[0] for r in posts.execute(shown).fetchall() if r[1] == "pinned" and not r[2]] == [4]
+
+
+def test_what_a_read_ends_with_is_marked_though_it_was_no_more_than_asked_for(posts: Connection) -> None:
+    store(posts, "a", [user("before")])
+    posts.execute("select start_over('a')")
+    # as many rows as the first read of this budget asks for, all of them counted
+    store(posts, "a", [assistant("word " * 2400), user("go"), user("and?"), *[assistant("word")] * 29])
+    posts.execute(
+        "select cache_token_counts('a', 'o200k_base', (select jsonb_agg(jsonb_build_object('seq', u.seq, 'tokens',"
+        " case u.seq when 2 then 2404 else 20 end)) from uncounted_messages('a') u where u.line_no = 0))"
+    )
+    omitted = posts.execute(
+        "select content from working_window('a', 320) where section = 'omitted'"
+    ).fetchone()
+    assert omitted is not None
+    assert omitted[0].startswith("[Messages #2 to #")
+
+
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_summary_of_what_is_gone_meanwhile_is_stale(posts: Connection, is_told: bool) -> None:
     store(posts, "a", [user("first"), assistant("word " * 400), user("second"), assistant("sure")])
