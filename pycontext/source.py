@@ -658,7 +658,9 @@ class _Planner:
             "cross join lateral (select pycontext._openai_part(e.value, s.role) as told) t "
             "where pycontext._part_kind(e.value) not in ('text', 'reasoning') "
             "and t.told = jsonb_build_object('type', 'text', 'text', pycontext._part_json(e.value)) "
-            "or t.told ->> 'type' = 'file' and not t.told ? 'file' group by 1 order by 2 desc, 1 limit 12"
+            "or t.told ->> 'type' = 'file' and not t.told ? 'file' "
+            "or e.value ->> 'type' = 'text' and jsonb_typeof(e.value -> 'text') <> 'string' "
+            "group by 1 order by 2 desc, 1 limit 12"
         )
         if kinds:
             listed = ", ".join(f"{kind} ({count:,})" for kind, count in kinds)

@@ -25,7 +25,7 @@ returns jsonb
 language sql immutable parallel safe
 as $$
     select case k.kind
-        when 'text' then case when part ->> 'type' = 'text' then part
+        when 'text' then case when part ->> 'type' = 'text' and jsonb_typeof(part -> 'text') = 'string' then part
             else jsonb_build_object('type', 'text', 'text', pycontext._part_text(part)) end
         when 'image' then case
             when role = 'tool' then '{"type": "text", "text": "[image: in the message after the results]"}'

@@ -524,6 +524,7 @@ def test_parts_that_no_model_knows_are_named(run: Callable[..., Result], db: Con
         {"type": "source-url", "sourceId": "s1", "url": "https://shop.example"},
         {"type": "step-start"},
         {"kind": "vague"},
+        {"type": "text", "text": {"value": "an answer"}},
     ]
     db.execute(
         f"create table said (id bigserial primary key, chat_id int, role text, content {kind}, created_at timestamptz default now())"
@@ -555,7 +556,7 @@ def test_parts_that_no_model_knows_are_named(run: Callable[..., Result], db: Con
         return
     told_of = " ".join(done.err.split())
     assert (
-        "step-start (6), dynamic-tool (3), file (3), source-url (3), tool-getWeather (3), without a type (3)"
+        "step-start (6), dynamic-tool (3), file (3), source-url (3), text (3), tool-getWeather (3), without a type (3)"
         in told_of
     )
     assert "--from-view" in told_of
@@ -563,6 +564,8 @@ def test_parts_that_no_model_knows_are_named(run: Callable[..., Result], db: Con
     assert "1 contents are JSON objects, which the model reads as (empty)" in run(*options).err
     db.execute("select create_chat('1', source => 'said')")
     assert value(db, "select messages -> -1 ->> 'content' from start_turn('1')") == "(empty)"
+    told_text = "select messages #> '{1,content,-1}' from start_turn('1')"
+    assert value(db, told_text) == {"type": "text", "text": '{"value": "an answer"}'}
 
 
 def test_a_view_with_order_at_makes_rows_of_a_row_by_the_index(
