@@ -118,6 +118,9 @@ def _element(fields: dict[str, Any]) -> Element:
     refusal = extra.get("refusal")
     if not found.get("content") and not found.get("tool_calls") and isinstance(refusal, str):
         found["content"] = [{"type": "refusal", "refusal": extra.pop("refusal")}]
+    audio = extra.get("audio")
+    if not found.get("content") and isinstance(audio, dict) and isinstance(audio.get("transcript"), str):
+        found["content"] = audio["transcript"]  # what was spoken
     if isinstance(found.get("tool_calls"), list):
         found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
     if not found.get("tool_calls"):

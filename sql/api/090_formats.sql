@@ -58,17 +58,22 @@ begin
 end
 $$;
 
--- Calls as chat completions take them, without the place a stream gave them. Those of the Responses API's own tools are told as functions' of that name.
+-- Calls as chat completions take them, without the place a stream gave them. Those of the Responses API's own tools are told as
+-- functions' of that name. A name that no tool can have (models invent some) is made one that providers take back.
 create or replace function pycontext._openai_calls(tool_calls jsonb)
 returns jsonb
 language sql immutable parallel safe
 as $$
-    select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item) || exists (@.index))' then (
+    select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item) || exists (@.index)
+            || !(@.function.name like_regex "^[a-zA-Z0-9_.-]{1,128}$"))' then (
         select jsonb_agg(case when c.value ->> 'type' = 'custom'
             then jsonb_build_object('id', c.value -> 'id', 'type', 'custom', 'custom', jsonb_build_object(
-                'name', c.value #> '{function,name}', 'input', c.value #> '{function,arguments}'))
-            else (c.value - '{item,index}'::text[]) || '{"type": "function"}' end order by c.ordinality)
-        from jsonb_array_elements(tool_calls) with ordinality c)
+                'name', n.name, 'input', c.value #> '{function,arguments}'))
+            else jsonb_set(c.value - '{item,index}'::text[] || '{"type": "function"}', '{function,name}', to_jsonb(n.name)) end
+            order by c.ordinality)
+        from jsonb_array_elements(tool_calls) with ordinality c
+        cross join lateral (
+            select left(regexp_replace(c.value #>> '{function,name}', '[^a-zA-Z0-9_.-]', '_', 'g'), 128) as name) n)
     else tool_calls end
 $$;
 

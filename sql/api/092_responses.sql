@@ -40,7 +40,8 @@ begin
         select array_agg(case
             when is_open and e.value ->> 'type' = 'item' and e.value #>> '{item,id}' <> '' then e.value -> 'item'
             when k.kind = 'reasoning' or is_open and k.kind in ('other', 'image')
-                and e.value ->> 'type' ~ '^(mcp_\w+|\w+_call|\w+_output|program|item_reference)$' then e.value
+                and e.value ->> 'type' ~ '^(mcp_\w+|(?!function|custom_tool)\w+_(call|call_output|output)|program|item_reference)$'
+                then e.value
             else jsonb_build_object('type', 'message', 'role', 'assistant', 'content', case
                 when k.kind = 'text' then pycontext._part_text(e.value)
                 when k.kind = 'image' then '[image]'

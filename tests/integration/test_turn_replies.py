@@ -179,6 +179,15 @@ def test_results_in_any_form_answer_calls_of_any_form(memory: pycontext.Database
     assert rows[4].content == said
 
 
+def test_what_was_spoken_is_what_the_reply_says(memory: pycontext.Database) -> None:
+    audio = {"id": "audio_1", "data": "AAAA", "expires_at": 1, "transcript": "In hub seven."}
+    reply = completion("one", None).model_dump()
+    reply["choices"][0]["message"] = {"role": "assistant", "content": None, "audio": audio}
+    with memory.turn("a", "Where?") as turn:
+        turn.add(ChatCompletion.model_validate(reply))
+        assert turn.reply == "In hub seven."
+
+
 def test_two_equal_replies_are_told_apart_by_their_ids(memory: pycontext.Database) -> None:
     for number, made in enumerate(MADE.values()):
         for added in (("one",), ("one", "two")):

@@ -252,6 +252,26 @@ def test_calls_of_built_in_tools_are_items_while_their_turn_is_open(db: Connecti
 # --- memory and context ---
 
 
+def test_a_call_that_is_none_is_told_as_words(db: Connection) -> None:
+    wrong = {"type": "function_call", "call_id": "A", "name": "look", "arguments": {"q": 1}}
+    answer = {"type": "function_call_output", "output": "nobody asked"}
+    begin(db, user("go"), says([wrong, answer]))
+    forms = turn(db)
+    assert [item["type"] for item in forms["responses"]] == ["message"] * 5
+    assert "nobody asked" in json.dumps(forms["responses"])
+
+
+def test_names_that_no_tool_can_have_are_made_such_that_providers_take(db: Connection) -> None:
+    call = calls("A", "B", "C")
+    for made, name in zip(call["tool_calls"], ("look up/the hub", "x" * 200, "functions.look"), strict=True):
+        made["function"]["name"] = name
+    begin(db, user("go"), call, *map(result, "ABC"))
+    forms = turn(db)
+    sent = [made["function"]["name"] for made in forms["openai"][2]["tool_calls"]]
+    assert sent == ["look_up_the_hub", "x" * 128, "functions.look"]
+    assert [made["function"]["arguments"] for made in forms["openai"][2]["tool_calls"]] == ['{"q":1}'] * 3
+
+
 def around(form: str, request: Any) -> tuple[str, str]:
     """What stands right before the last user text, and that text."""
     if form == "anthropic":
