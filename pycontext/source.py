@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -109,15 +109,19 @@ def plan(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
     return _Planner(conn, adoption).plan()
 
 
-def adopt(conn: psycopg.Connection[Any], adoption: Adoption) -> Plan:
+def adopt(
+    conn: psycopg.Connection[Any], adoption: Adoption, tell: Callable[[str], None] | None = None
+) -> Plan:
     """Make the index, which blocks no writer, then run the statements in one transaction; not with a problem.
 
-    conn: in autocommit, outside of a transaction.
+    conn: in autocommit, outside of a transaction. tell: called with what takes its time, before it begins.
     """
     found = plan(conn, adoption)
     if found.has_problem:
         return found
     for statement in found.index:
+        if tell is not None:
+            tell(statement)
         conn.execute(statement.encode())
     checks = found.checks
     name = adoption.from_view or _Planner(conn, adoption).view_text()

@@ -106,7 +106,7 @@ def adopt_command(
                 target.find(dsn).dsn, autocommit=True, prepare_threshold=None, client_encoding="utf8"
             ) as conn,
         ):
-            found = adopt(conn, spec) if yes else plan(conn, spec)
+            found = adopt(conn, spec, _tell) if yes else plan(conn, spec)
         _print(found, spec, is_done=yes)
         if found.has_problem:
             raise typer.Exit(1)
@@ -141,6 +141,10 @@ def _print(found: Plan, spec: Adoption, *, is_done: bool) -> None:
             attach = f"select pycontext.create_chat({chat}, source => {_literal(spec.name)});"
             out().print(f"  {attach}", soft_wrap=True)
         out().print(f"  select * from pycontext.working_window({chat});", soft_wrap=True)
+
+
+def _tell(statement: str) -> None:
+    err().print(f"{visible(statement)} … (waits for transactions that are open now)", style="dim")
 
 
 def _literal(text: str) -> str:

@@ -130,7 +130,9 @@ def test_the_index_it_needs_is_made_and_blocks_no_writer(
     shop.execute("drop index app.message_chat_ix")
     made = 'create index concurrently "message_pycontext_ix"'
     assert run(*SHOP).out.startswith(made)
-    assert run(*SHOP, "--yes").code == 0
+    done = run(*SHOP, "--yes")
+    assert done.code == 0
+    assert done.err.startswith(made)  # said before it is waited for
     assert value(shop, "select to_regclass('app.message_pycontext_ix')") is not None
     assert "create index" not in run(*SHOP).out
     # one that broke off leaves an index that serves nobody
