@@ -485,8 +485,13 @@ class _Planner:
         kind = self._rows(f"select relkind from pg_catalog.pg_class where oid = {table.oid}")[0][0]
         if kind not in ("r", "p", "m"):
             return ()
+        if kind == "p":
+            self._note(
+                "the index of a partitioned table holds up its writers while it is made",
+                "make it on each partition first, by create index concurrently",
+            )
         name = f"{table.name[:40]}_pycontext_ix"
-        how = sql.SQL("" if kind == "p" else "concurrently ")  # a partitioned table knows only the other
+        how = sql.SQL("" if kind == "p" else "concurrently ")
         left = self._row(
             """
             select from pg_catalog.pg_index i join pg_catalog.pg_class k on k.oid = i.indexrelid

@@ -268,6 +268,37 @@ def test_roles_unknown_to_the_map_are_refused_with_a_way_out(
     assert value(shop, "select count(*) from working_window(1)") == 40
 
 
+def test_other_kinds_of_table(run: Callable[..., Result], db: Connection) -> None:
+    db.execute(
+        """
+        create type speaker as enum ('human', 'ai');
+        create table told (id bigint generated always as identity, chat_id int, who speaker, content text,
+            created_at timestamptz not null) partition by range (created_at);
+        create table told_1 partition of told for values from ('2020-01-01') to ('2026-01-02');
+        create table told_2 partition of told for values from ('2026-01-02') to ('2030-01-01');
+        insert into told (chat_id, who, content, created_at)
+        select g % 5, (array['human', 'ai'])[1 + g / 5 % 2]::speaker, 'x ' || g, '2026-01-01'::timestamptz + g * interval '1 h'
+        from generate_series(0, 49) g;
+        create view told_view as select * from told;
+        create materialized view told_once as select * from told;
+        """
+    )
+    for name, index in (
+        ("told", "create index "),
+        ("told_view", None),
+        ("told_once", "create index concurrently "),
+    ):
+        done = run(
+            f"s_{name}", "--table", name, "--role", "who", "--role-map", "human=user,ai=assistant", "--yes"
+        )
+        assert done.code == 0, done.err
+        assert done.err.startswith(index or "ok: a read of one chat uses an index")
+        assert ("holds up its writers" in done.err) == (name == "told")
+        chat = str(("told", "told_view", "told_once").index(name))
+        db.execute("select create_chat(%s, source => %s)", (chat, f"s_{name}"))
+        assert len(window(db, chat)) == 10
+
+
 @pytest.mark.core
 def test_a_table_is_never_taken_for_one_of_ours(run: Callable[..., Result], db: Connection) -> None:
     told = run("libre", "--table", "message")
