@@ -6,6 +6,7 @@ A ```text block is the output of the ```sql block right before it.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import validators
 from llm_server import LLMServer
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -197,6 +199,77 @@ def test_the_sql_readme_from_top_to_bottom(
     with psycopg.connect(keeper) as conn:
         assert conn.execute("select to_regnamespace('pycontext')").fetchone() == (None,)
         assert conn.execute("select count(*) from helpdesk.post").fetchone() == (201,)
+
+
+_PARTS = "Messages made of parts: the Vercel AI SDK"
+
+
+def test_the_view_of_parts_tells_every_kind_of_them(db: psycopg.Connection[Any], dsn: str) -> None:
+    table, view = [b.text for b in blocks(SQL_README) if b.heading == _PARTS and b.text.startswith("create")]
+    psql(dsn, [table, view])
+    chat = "00000000-0000-4000-8000-0000000000ff"
+
+    def add(role: str, *parts: dict[str, Any]) -> str:
+        row = db.execute(
+            "insert into ai.\"Message_v2\" select gen_random_uuid(), %s, %s, %s, timestamp '2026-01-01'"
+            " + count(*) * interval '1 ms' from ai.\"Message_v2\" returning id::text",
+            (chat, role, json.dumps(parts)),
+        ).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    step = {"type": "step-start"}
+    png = "https://shop.example/a.png"
+    user = add(
+        "user",
+        {"type": "text", "text": "What is this?"},
+        {"type": "file", "mediaType": "image/png", "filename": "a.png", "url": png},
+        {"type": "file", "mediaType": "application/pdf", "filename": "b.pdf", "url": "data:,"},
+    )
+    add(
+        "assistant",
+        step,
+        {"type": "text", "text": "Looking."},
+        {"type": "tool-look", "toolCallId": "a", "input": {"q": 1}, "state": "output-available"}
+        | {"output": "a boat"},
+        {"type": "dynamic-tool", "toolName": "ask", "toolCallId": "b", "input": {}, "state": "output-error"}
+        | {"errorText": "down"},
+        step,
+        {"type": "tool-look", "toolCallId": "c", "state": "input-available", "input": {"q": 2}},
+        step,
+        {"type": "reasoning", "text": "Hm."},
+        {"type": "data-chart", "data": {}},
+        step,
+        {"type": "source-url", "sourceId": "s", "url": "https://shop.example"},
+        {"type": "text", "text": "A boat."},
+    )  # fmt: skip
+    add("user", {"type": "text", "text": "Thanks"})
+    db.execute("select register_source('ai', 'ai.chat_message'), create_chat(%s, source => 'ai')", (chat,))
+    with pycontext.connect(dsn) as memory, memory.turn(chat, format="all") as turn:
+        said = turn.messages
+        validators.openai_chat(said)
+        validators.anthropic(turn.anthropic)
+        validators.openai_responses(turn.responses_input)
+        assert '"is_error": true' in json.dumps(turn.anthropic)
+    assert said[0]["content"] == [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": png}},
+        {"type": "text", "text": "[file b.pdf]"},
+    ]
+    assert [(m["role"], m.get("tool_call_id")) for m in said] == [
+        ("user", None), ("assistant", None), ("tool", "a"), ("tool", "b"), ("assistant", None), ("tool", "c"),
+        ("assistant", None), ("user", None),
+    ]  # fmt: skip
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in said[1]["tool_calls"]] == [
+        ("look", '{"q": 1}'),
+        ("ask", "{}"),
+    ]
+    assert [said[n]["content"] for n in (2, 3)] == ["a boat", "down"]
+    assert [part["text"] for part in said[6]["content"]] == ["[source https://shop.example]", "A boat."]
+    assert db.execute("select seq from thread(%s) where message_id = %s", (chat, user)).fetchone()
+    assert db.execute(
+        "select count(*) from working_window(%s) where content::text ~ 'Hm|chart|step-'", (chat,)
+    ).fetchone() == (0,)
 
 
 def test_why_did_it_forget_of_a_native_chat(db: psycopg.Connection[Any], dsn: str) -> None:
