@@ -410,6 +410,7 @@ def anthropic(request: JSON) -> None:
     assert isinstance(messages, list)
     called: set[str] = set()
     waiting: set[str] = set()
+    working: set[str] = set()  # calls of Anthropic's own tools: their results come from the assistant's side
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
         _keys(message, place, {"role", "content"})
@@ -442,6 +443,13 @@ def anthropic(request: JSON) -> None:
                 past_results = True
             if kind == "tool_use":
                 uses.append(block["id"])
+            elif kind in ("server_tool_use", "mcp_tool_use"):
+                working.add(block["id"])
+            elif side == "assistant" and "tool_use_id" in block:
+                _need(block["tool_use_id"] in working, at, "a result without its server_tool_use", block)
+                working.discard(block["tool_use_id"])
+            elif side == "user" and kind != "tool_result":
+                _need(not working, at, "server_tool_use without its result before", sorted(working))
         _need(len(set(results)) == len(results), place, "two results for one call", results)
         lost = sorted(waiting - set(results))
         _need(not lost, place, "tool_use without tool_result in the next message", lost)
@@ -457,7 +465,9 @@ def anthropic(request: JSON) -> None:
         )
         called |= set(uses)
         waiting = set(uses)
-    _need(messages[-1]["role"] == "user", "messages", "must end on the user's side")
+    _need(
+        messages[-1]["role"] == "user" or bool(working), "messages", "must end on the user's side, or paused"
+    )
 
 
 def marks(request: JSON) -> list[tuple[int, int]]:
@@ -532,6 +542,16 @@ def _block_redacted(block: JSON, place: str) -> None:
     _keys(block, place, {"type", "data"})
 
 
+def _block_hosted(block: JSON, place: str) -> None:
+    key = "id" if str(block["type"]).endswith("_use") else "tool_use_id"
+    _need(
+        re.fullmatch(r"(srvtoolu|mcptoolu)_\w+", str(block.get(key))) is not None,
+        place,
+        "id of a server's",
+        block,
+    )
+
+
 _Block = Callable[[JSON, str], None]
 _BLOCKS: dict[str, dict[object, _Block]] = {
     "user": {"text": _block_text, "image": _block_image, "tool_result": _block_result},
@@ -540,6 +560,10 @@ _BLOCKS: dict[str, dict[object, _Block]] = {
         "tool_use": _block_use,
         "thinking": _block_thinking,
         "redacted_thinking": _block_redacted,
+        "server_tool_use": _block_hosted,
+        "mcp_tool_use": _block_hosted,
+        "web_search_tool_result": _block_hosted,
+        "mcp_tool_result": _block_hosted,
     },
 }
 

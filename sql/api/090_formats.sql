@@ -219,6 +219,24 @@ as $$
     end
 $$;
 
+-- The calls of Anthropic's own tools whose result is not in these rows, and the results without their call: ids. A call of the
+-- open turn still waits for its result: the model goes on where it paused.
+create or replace function pycontext._lone_uses(rows pycontext.window_row[])
+returns text[]
+language sql immutable parallel safe
+as $$
+    select array(
+        select u.id
+        from (
+            select coalesce(e.value ->> 'tool_use_id', e.value ->> 'id') as id, e.value ? 'tool_use_id' as is_result, w.ordinal
+            from unnest(rows) w
+            cross join jsonb_array_elements(case jsonb_typeof(w.content) when 'array' then w.content else '[]' end) e
+            where w.role = 'assistant' and e.value ->> 'type' ~ '^(server_tool_use|mcp_tool_use|\w+_tool_result)$') u
+        group by u.id
+        having bool_and(u.is_result) or not bool_or(u.is_result) and max(u.ordinal) < (
+            select max(x.ordinal) from unnest(rows) x where x.role not in ('assistant', 'tool')))
+$$;
+
 -- The ids of a row's calls as they are sent: of an alphabet that every provider takes, and unique in the request. A later
 -- use of an id takes the place of its call along; `used` holds what stands in the request already.
 create or replace function pycontext._call_ids(tool_calls jsonb, seq bigint, used jsonb)
@@ -329,6 +347,7 @@ declare
     v_memory jsonb;
     v_ids jsonb := '{}';
     v_used jsonb := '{}';
+    v_lone text[] := pycontext._lone_uses(rows);
     w record;
 begin
     v_memory := case when memory ~ '\S' then jsonb_build_array(jsonb_build_object('type', 'text',
@@ -370,6 +389,12 @@ begin
                 'text', pycontext._fenced('system-note', pycontext._content_text(w.content))))
             else pycontext._anthropic_blocks(w.content, w.role, w.tool_calls is not null)
         end;
+        if v_lone <> '{}' and w.role = 'assistant' then
+            select coalesce(jsonb_agg(case when coalesce(e.value ->> 'tool_use_id', e.value ->> 'id') = any (v_lone)
+                then jsonb_build_object('type', 'text', 'text', pycontext._part_json(e.value)) else e.value end
+                order by e.ordinality), '[]')
+            into v_row from jsonb_array_elements(v_row) with ordinality e;
+        end if;
         if w.tool_calls is not null then
             v_ids := pycontext._call_ids(w.tool_calls, w.seq, v_used);
             v_used := v_used || (select jsonb_object_agg(d.value, true) from jsonb_each_text(v_ids) d);
@@ -387,7 +412,11 @@ begin
     if v_role is not null then
         v_messages := v_messages || jsonb_build_object('role', v_role, 'content', v_blocks);
     end if;
-    if v_role is distinct from 'user' or v_memory <> '[]' then
+    if v_memory <> '[]' or v_role is distinct from 'user' and not coalesce(v_role = 'assistant' and exists (
+            -- paused at a call of Anthropic's own tools: it goes on from there, and only from there
+            select from jsonb_array_elements(v_blocks) u
+            where u.value ->> 'type' in ('server_tool_use', 'mcp_tool_use')
+                and not v_blocks @> jsonb_build_array(jsonb_build_object('tool_use_id', u.value -> 'id'))), false) then
         v_messages := v_messages || jsonb_build_object('role', 'user', 'content', v_memory || v_continue);
     end if;
     return jsonb_strip_nulls(jsonb_build_object('system', v_system)) || jsonb_build_object('messages', to_jsonb(v_messages));

@@ -604,6 +604,7 @@ begin
             ('_closed_section_rows', 'The rows of a window with stand-ins for results that have not come.'),
             ('_fenced', 'A text in a fence, with the fence tags inside it made harmless.'),
             ('_anthropic_blocks', 'A content as blocks for Anthropic.'),
+            ('_lone_uses', 'Calls of Anthropic''s own tools without their result, and results without their call.'),
             ('_call_ids', 'Ids of a row''s calls as they are sent, unique in the request.'),
             ('_cache_marks', 'Rows of a window that end a prefix worth keeping in Anthropic''s cache.'),
             ('_call_input', 'Arguments of a call as the object that Anthropic asks for.'),

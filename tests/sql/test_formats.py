@@ -252,6 +252,27 @@ def test_calls_of_built_in_tools_are_items_while_their_turn_is_open(db: Connecti
 # --- memory and context ---
 
 
+USE = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "hub"}}
+FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+
+
+def test_a_reply_paused_at_a_tool_of_anthropics_goes_on_where_it_is(db: Connection) -> None:
+    begin(db, user("go"), says([SIGNED, USE], message_id="m2"))
+    paused = turn(db)["anthropic"]["messages"]
+    assert [message["role"] for message in paused] == ["user", "assistant"]
+    assert blocks(turn(db)["anthropic"])[-1] == ("assistant", USE)
+    db.execute("select append_messages('c', %s)", (json.dumps([says([FOUND, {"type": "text", "text": "Here."}])]),))
+    assert [block for _, block in blocks(turn(db, user("next"))["anthropic"])][-4:-2] == [USE, FOUND]
+
+
+@pytest.mark.parametrize("left", [USE, FOUND], ids=["call", "result"])
+def test_a_tool_of_anthropics_that_stands_alone_is_told_as_words(db: Connection, left: Any) -> None:
+    begin(db, user("go"), says([left, {"type": "text", "text": "Here."}]))
+    request = turn(db, user("next"))["anthropic"]
+    assert {block["type"] for _, block in blocks(request)} == {"text"}
+    assert "srvtoolu_1" in json.dumps(request)
+
+
 def test_a_call_that_is_none_is_told_as_words(db: Connection) -> None:
     wrong = {"type": "function_call", "call_id": "A", "name": "look", "arguments": {"q": 1}}
     answer = {"type": "function_call_output", "output": "nobody asked"}
