@@ -213,7 +213,7 @@ class _Arguments:
         if isinstance(given, str):
             try:
                 given = json.loads(given) if given.strip() else {}
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise _Wrong(f"the arguments are not JSON; {self._form}") from None
         if given is None:
             given = {}

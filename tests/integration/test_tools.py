@@ -170,6 +170,7 @@ def test_nothing_from_before_a_reset(chats: pycontext.Database) -> None:
 BAD = [
     ("message_original", "{", "not JSON"),
     ("message_original", "[1]", "must be an object"),
+    ("message_original", "[" * 100_000, "not JSON"),
     ("message_original", {}, "seq must be a whole number"),
     ("message_original", {"seq": "first"}, "seq must be a whole number"),
     ("message_original", {"seq": True}, "seq must be a whole number"),

@@ -261,7 +261,8 @@ def test_a_reply_paused_at_a_tool_of_anthropics_goes_on_where_it_is(db: Connecti
     paused = turn(db)["anthropic"]["messages"]
     assert [message["role"] for message in paused] == ["user", "assistant"]
     assert blocks(turn(db)["anthropic"])[-1] == ("assistant", USE)
-    db.execute("select append_messages('c', %s)", (json.dumps([says([FOUND, {"type": "text", "text": "Here."}])]),))
+    answer = says([FOUND, {"type": "text", "text": "Here."}])
+    db.execute("select append_messages('c', %s)", (json.dumps([answer]),))
     assert [block for _, block in blocks(turn(db, user("next"))["anthropic"])][-4:-2] == [USE, FOUND]
 
 
