@@ -321,11 +321,19 @@ begin
         k.looked_at := 0;
         return k;
     end if;
-    k := pycontext._read_relation(chat_id, from_seq, to_seq, max_rows, message_id, v_from, v_to, encoding, f, kind);
-    if k.looked_at is null then
-        execute pycontext._source_query(f, kind) into k
-        using chat_id, from_seq, to_seq, max_rows, message_id, v_from, v_to, encoding;
-    end if;
+    begin
+        k := pycontext._read_relation(chat_id, from_seq, to_seq, max_rows, message_id, v_from, v_to, encoding, f, kind);
+        if k.looked_at is null then
+            execute pycontext._source_query(f, kind) into k
+            using chat_id, from_seq, to_seq, max_rows, message_id, v_from, v_to, encoding;
+        end if;
+    exception when undefined_table or invalid_schema_name or undefined_column or undefined_function or datatype_mismatch
+            or cannot_coerce then
+        perform pycontext._raise('PCX12', format('source %L cannot be read', f.source),
+            coalesce(pycontext._source_fault(f), format('%s: %s', f.relation, sqlerrm)),
+            'make the view again as it was, or with columns that will do, and register it anew: '
+            'select pycontext.register_source(name, relation)');
+    end;
     return k;
 end
 $$;

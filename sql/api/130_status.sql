@@ -151,6 +151,12 @@ begin
     where e.holder is not null and e.expires_at < statement_timestamp()
     having count(*) > 0
     union all
+    select 'error', 'broken source', format('%s cannot be read: %s', s.source, x.fault),
+        'make the view again as it was, or register it anew: select pycontext.register_source(name, relation)'
+    from pycontext.source s
+    cross join lateral (select case when s.chat_type is not null then pycontext._source_fault(s) end as fault) x
+    where x.fault is not null
+    union all
     select 'info', 'source', format('%s reads %s%s', s.source, s.relation, case when s.is_default
         then ', for every chat id without a row of its own' else '' end), null
     from pycontext.source s

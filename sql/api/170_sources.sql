@@ -41,6 +41,42 @@ $$;
 comment on function pycontext._with_columns(pycontext.source) is
     'Private. A source with the types and optional columns of its relation.';
 
+-- What of a source's relation is no longer as it was registered; null: nothing, or it is not for the caller to know.
+create or replace function pycontext._source_fault(f pycontext.source)
+returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    n pycontext.source;
+begin
+    if to_regclass(f.relation) is null then
+        return format('%s is gone', f.relation);
+    end if;
+    n := pycontext._with_columns(f);
+    return (
+        select format('%s: %s', f.relation, string_agg(q.fault, ', '))
+        from (
+            select 'no column ' || w.name as fault
+            from unnest(array['chat_id', 'seq', 'message_id', 'role', 'content', 'created_at'] || f.has_columns
+                || case when f.order_type is not null then array['order_at'] end) w (name)
+            where not exists (
+                select from pg_catalog.pg_attribute a
+                where a.attrelid = f.relation::regclass and a.attname = w.name and not a.attisdropped and a.attnum > 0)
+            union all
+            select format('%s is %s, was %s', t.name, t.now, t.was)
+            from (values ('chat_id', f.chat_type, n.chat_type), ('message_id', f.message_type, n.message_type),
+                ('order_at', f.order_type, n.order_type)) t (name, was, now)
+            where t.was <> t.now) q
+        having count(*) > 0);
+exception when insufficient_privilege then
+    return null;
+end
+$$;
+
+comment on function pycontext._source_fault(pycontext.source) is
+    'Private. What of a source''s relation is no longer as it was registered.';
+
 -- Notes them with a source, so that a read need not look.
 create or replace function pycontext._learn_source(name text)
 returns void

@@ -156,6 +156,9 @@ def test_an_admin_registers_what_is_his_and_takes_it_back(roles: Connection) -> 
     assert roles.execute("select content from pycontext.working_window('a')").fetchall() == [("hello",)]
     # a writer reads what he may read, and no more: in a turn, too
     roles.execute("reset role; set role pycontext_writer")
+    assert ("said reads app.said_view, for every chat id without a row of its own",) in roles.execute(
+        "select detail from pycontext.status()"
+    ).fetchall()
     for read in ("working_window('a')", "start_turn('a')", "thread('a')"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
             roles.execute(f"select * from pycontext.{read}")

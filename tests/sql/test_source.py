@@ -625,3 +625,47 @@ def test_a_request_that_the_chat_does_not_have_is_refused(posts: Connection) -> 
     assert posts.execute(own, ('{"role": "user", "content": "x", "message_id": "mine"}',)).fetchone() == (
         "mine",
     )
+
+
+    assert posts.execute(own, ('{"role": "user", "content": "x", "message_id": "mine"}',)).fetchone() == ("mine",)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("drop view source_post", "source_post is gone"),
+        (
+            "drop view source_post; create view source_post as "
+            "select chat as chat_id, id as seq, external as message_id, role, content from post",
+            "no column created_at, no column tool_calls",
+        ),
+        (
+            "drop view source_post; create view source_post as select id as chat_id, id as seq, id as message_id, role, content, "
+            "tool_calls, tool_call_id, name, metadata, created_at from post",
+            "chat_id is bigint, was text, message_id is bigint, was text",
+        ),
+    ],
+)
+def test_a_source_that_is_broken_is_named(posts: Connection, change: str, told: str) -> None:
+    store(posts, "77", [user("one"), assistant("1")])
+    posts.execute("select * from working_window('77')")  # planned while it was whole
+    posts.execute(change)
+    for read in ("working_window('77')", "start_turn('77')", "thread('77')", "compaction_plan('77')", "explain_window('77')"):
+        with pytest.raises(psycopg.Error) as error:
+            posts.execute(f"select * from {read}")
+        assert error.value.sqlstate == "PCX12", (read, error.value)
+        assert "'posts'" in (error.value.diag.message_primary or "")
+        assert told in (error.value.diag.message_detail or "")
+        assert "register_source" in (error.value.diag.message_hint or "")
+    # no chat of it has a row here, and it is told all the same
+    found = posts.execute("select severity, detail from status() where finding = 'broken source'").fetchall()
+    assert len(found) == 1
+    assert found[0][0] == "error"
+    assert told in found[0][1]
+    posts.execute(
+        "drop view if exists source_post; create view source_post as select chat as chat_id, id as seq, external as message_id, "
+        "role, content, created_at from post; select register_source('posts', 'source_post', true)"
+    )
+    assert posts.execute("select content from working_window('77')").fetchall() == [("one",), ("1",)]
+    assert not posts.execute("select from status() where finding = 'broken source'").fetchall()
