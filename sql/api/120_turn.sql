@@ -129,6 +129,7 @@ declare
     v_rows pycontext.window_row[];
     f pycontext.profile;
     v_is_new boolean;
+    v_source text := (select d.source from pycontext.source d where d.is_default);
     v_query text;
     v_memory text;
     v_next bigint;
@@ -143,9 +144,13 @@ begin
             'use openai, anthropic or responses, or all for the three of them by name');
     end if;
     v_is_new := not exists (select from pycontext.chat c where c.chat_id = start_turn.chat_id)
-        and (message is not null or system_prompt is not null) and not exists (select from pycontext.source d where d.is_default);
+        and case when v_source is null then message is not null or system_prompt is not null
+            else message is null and (system_prompt is not null or profile is not null) end;
     if v_is_new then
-        perform pycontext.create_chat(chat_id, system_prompt, profile);
+        if v_source is not null then
+            perform pycontext._chat_bounds(chat_id);  -- PCX01 where the source has no row of it
+        end if;
+        perform pycontext.create_chat(chat_id, system_prompt, profile, source => v_source);
         r.prompt_differs := false;
     else
         r.prompt_differs := system_prompt is not null and system_prompt is distinct from (

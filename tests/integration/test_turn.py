@@ -320,6 +320,33 @@ def test_a_turn_of_a_chat_in_a_table_of_yours(memory: pycontext.Database, db: Co
         again.stored()
 
 
+def test_the_first_turn_of_a_chat_of_the_default_source_gives_it_its_prompt(
+    memory: pycontext.Database, db: Connection
+) -> None:
+    db.execute(
+        """
+        create table post (id int primary key, ticket int, who text, body text, at timestamptz default now());
+        create index on post (ticket, id);
+        create view posts as select ticket as chat_id, id as seq, id as message_id, who as role,
+            body as content, at as created_at from post;
+        select register_source('shop', 'posts', true);
+        insert into post values (1, 7, 'user', 'Where is it?'), (2, 8, 'user', 'And mine?')
+        """
+    )
+    with memory.turn(7, message_id=1, system_prompt="Be brief.", profile="small-8k") as turn:
+        assert turn.messages[0] == {"role": "system", "content": "Be brief."}
+        assert not turn.prompt_differs
+        assert turn.token_budget < 8192
+    with memory.turn(8) as turn:
+        assert [m["role"] for m in turn.messages] == ["user"]
+    with pytest.raises(pycontext.NoSuchChat, match="insert its first message there"):
+        memory.turn(9, system_prompt="Be brief.").__enter__()
+    with pytest.raises(pycontext.AdoptedChat):
+        memory.turn(9, "Where is it?", system_prompt="Be brief.").__enter__()
+    assert db.execute("select chat_id, source from chat order by 1").fetchall()[0] == ("7", "shop")
+    assert not db.execute("select from chat where chat_id = '9'").fetchall()
+
+
 def test_resuming_a_chat_that_is_not_there_is_an_error(memory: pycontext.Database) -> None:
     with pytest.raises(pycontext.NoSuchChat):
         memory.turn("nowhere").__enter__()
