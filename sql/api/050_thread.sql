@@ -65,6 +65,16 @@ $$;
 comment on function pycontext._jsonb(anyelement) is 'Private. A column of a product as jsonb.';
 comment on function pycontext._jsonb(json) is 'Private. A json column of a product as jsonb, without what jsonb refuses.';
 
+-- A time of a product as every client can read it: years 1 to 9999, no infinity.
+create or replace function pycontext._told_time(moment timestamptz)
+returns timestamptz
+language sql immutable parallel safe
+as $$
+    select case when moment < '0001-01-02Z' then '0001-01-02Z' when moment > '9999-12-30Z' then '9999-12-30Z' else moment end
+$$;
+
+comment on function pycontext._told_time(timestamptz) is 'Private. A time of a product as every client can read it.';
+
 -- The statement that reads a _source_batch of a product's relation. $1 chat, $2 and $3 seq from and to, $4 at most so many
 -- rows, $5 message id, $6 and $7 the times of $2 and $3, $8 the encoding of counts. Names come from the catalog, values
 -- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls (the newest), results
@@ -116,7 +126,7 @@ begin
         || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, '
         || case when v_is_narrow then 'null::jsonb' else 'pycontext._jsonb(x.content)' end || ' as content, '
         || v_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
-        || ' as metadata, x.created_at::timestamptz as created_at, '
+        || ' as metadata, pycontext._told_time(x.created_at::timestamptz) as created_at, '
         || case when v_is_narrow then 'null::bigint'
             else 'hashtextextended(coalesce(x.content::text, ''''), hashtextextended('
                 || case when f.has_columns && array['tool_calls', 'tool_call_id', 'name']

@@ -344,6 +344,7 @@ declare
     k pycontext._source_batch;
     v_seq bigint;
     v_since timestamptz := statement_timestamp() - make_interval(secs => settle_seconds);
+    v_until timestamptz := statement_timestamp() + interval '1 day';  -- a time beyond says nothing of when it came
     r pycontext._place_row;
 begin
     k := pycontext._fetch_source(f, s.chat_id, s.lo_seq + 1, border_seq - 1, 256, 'newest places');
@@ -353,14 +354,14 @@ begin
     if not k.has_calls and not 'tool_call_id' = any (f.has_columns) then
         -- each row is a unit
         select p.seq, p.message_id, p.seq, p.role = 'user' into r.seq, r.message_id, r.unit_seq, r.is_user
-        from (select t.*, bool_or(t.created_at > v_since) over (order by t.seq) as is_young from unnest(k.rows) t) p
+        from (select t.*, bool_or(t.created_at between v_since and v_until) over (order by t.seq) as is_young from unnest(k.rows) t) p
         where not p.is_young
         order by p.seq desc limit 1;
         v_seq := case when r.is_user then r.seq end;  -- what it costs is asked of a request only
     else
         select max(p.seq) into v_seq
         from (
-            select q.seq, bool_or(q.created_at > v_since) over w as is_young, max(q.last_seq) over w as last_seq
+            select q.seq, bool_or(q.created_at between v_since and v_until) over w as is_young, max(q.last_seq) over w as last_seq
             from (
                 select t.seq, t.created_at, max(t.seq) over (partition by t.unit_seq) as last_seq
                 from pycontext._source_rows(s.chat_id, s.source, k.rows[1].seq, s.hi_seq, null, true, is_narrow => true) t) q

@@ -788,6 +788,21 @@ def test_an_edit_of_a_counted_row_never_breaks_the_read(adopted: Connection, dsn
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "0044-03-15 BC", "12026-01-01", "9999-12-31 23:59:59.999999"])
+def test_a_time_that_no_client_can_read_breaks_nothing(adopted: Connection, dsn: str, moment: str) -> None:
+    adopted.execute("update app.message set created_at = %s::timestamptz where conversation_id = 6 and id < 1100", (moment,))
+    adopted.execute("set timezone = 'Pacific/Kiritimati'")
+    assert len(adopted.execute("select * from working_window('6')").fetchall()) == 40
+    with pycontext.connect(dsn) as memory:
+        assert len(memory.window("6")) == 40
+        assert len(memory.thread("6", max_rows=50)) == 40
+        assert memory.compact("6", 1200).outcome == "summarized"
+        with memory.turn("6") as turn:
+            assert turn.messages
+        assert memory.recall("6", "order hub") is not None
+
+
+@pytest.mark.core
 def test_a_late_commit_with_a_lower_id_reaches_the_model(adopted: Connection, dsn: str) -> None:
     with psycopg.connect(dsn) as slow:
         slow.execute(
