@@ -588,6 +588,16 @@ class _Planner:
         else:
             self._ok("no row is without content")
         self._look_at_json(text)
+        own = self._rows(
+            "select c.chat_id from pycontext.chat c where c.source is null "
+            f"and c.chat_id in (select x.chat_id::text from ({text}) x) order by 1 limit 4"
+        )
+        if own:
+            ids = ", ".join(chat for (chat,) in own[:3]) + (" …" if len(own) > 3 else "")
+            self._note(
+                f"ids of chats that pycontext has messages of itself, and goes on reading there: {ids}",
+                "where one was made by mistake: select pycontext.delete_chat(…)",
+            )
         twice = self._rows(
             f"select x.chat_id::text, x.seq, count(*) from ({text}) x "
             "group by 1, 2 having count(*) > 1 limit 3"

@@ -268,6 +268,18 @@ def test_roles_unknown_to_the_map_are_refused_with_a_way_out(
     assert value(shop, "select count(*) from working_window(1)") == 40
 
 
+def test_a_chat_of_its_own_under_an_id_of_the_table_is_told(
+    run: Callable[..., Result], shop: Connection
+) -> None:
+    shop.execute("select start_turn('7', '\"made by mistake\"'), create_chat('99')")
+    done = run(*SHOP, "--yes")
+    assert "itself, and goes on reading there: 7\n" in done.err
+    assert len(window(shop, "7")) == 1
+    shop.execute("select delete_chat('7')")
+    assert len(window(shop, "7")) == 40
+    assert "itself, and" not in run(*SHOP).err
+
+
 def test_other_kinds_of_table(run: Callable[..., Result], db: Connection) -> None:
     db.execute(
         """

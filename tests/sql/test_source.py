@@ -626,8 +626,9 @@ def test_a_request_that_the_chat_does_not_have_is_refused(posts: Connection) -> 
         "mine",
     )
 
-
-    assert posts.execute(own, ('{"role": "user", "content": "x", "message_id": "mine"}',)).fetchone() == ("mine",)
+    assert posts.execute(own, ('{"role": "user", "content": "x", "message_id": "mine"}',)).fetchone() == (
+        "mine",
+    )
 
 
 @pytest.mark.core
@@ -651,7 +652,13 @@ def test_a_source_that_is_broken_is_named(posts: Connection, change: str, told: 
     store(posts, "77", [user("one"), assistant("1")])
     posts.execute("select * from working_window('77')")  # planned while it was whole
     posts.execute(change)
-    for read in ("working_window('77')", "start_turn('77')", "thread('77')", "compaction_plan('77')", "explain_window('77')"):
+    for read in (
+        "working_window('77')",
+        "start_turn('77')",
+        "thread('77')",
+        "compaction_plan('77')",
+        "explain_window('77')",
+    ):
         with pytest.raises(psycopg.Error) as error:
             posts.execute(f"select * from {read}")
         assert error.value.sqlstate == "PCX12", (read, error.value)
