@@ -125,7 +125,6 @@ declare
     m jsonb;
     n bigint;
     k record;
-    v_call jsonb;
     v_open jsonb;
     v_body text;
     v_rendered jsonb;
@@ -291,17 +290,17 @@ begin
         r.running_stub := c.stub_total;
         r.at_act := c.act_no;
         if r.calls > 0 then
-            for v_call in select e.value from jsonb_array_elements(r.tool_calls) e loop
-                if c.open_calls ? (v_call ->> 'id') then
-                    -- the id is used again before its first call was answered: that one stays open for ever
-                    c.open_calls := jsonb_set(c.open_calls, array[(v_call ->> 'id') || '#' || (c.open_calls #>> array[v_call ->> 'id', 'seq'])],
-                        c.open_calls -> (v_call ->> 'id'));
-                end if;
-                c.open_calls := c.open_calls || jsonb_build_object(v_call ->> 'id', jsonb_strip_nulls(jsonb_build_object(
-                    'seq', r.seq, 'name', left(v_call #>> '{function,name}', 80),
-                    'argument', pycontext._main_argument(v_call #>> '{function,arguments}'),
-                    'pending', case when r.metadata ->> 'pending' = 'true' then true end)));
-            end loop;
+            select c.open_calls
+                -- an id that is used again before its first call was answered: that one stays open for ever
+                || coalesce(jsonb_object_agg((e.value ->> 'id') || '#' || (o.call ->> 'seq'), o.call)
+                    filter (where o.call is not null), '{}')
+                || jsonb_object_agg(e.value ->> 'id', jsonb_strip_nulls(jsonb_build_object(
+                    'seq', r.seq, 'name', left(e.value #>> '{function,name}', 80),
+                    'argument', pycontext._main_argument(e.value #>> '{function,arguments}'),
+                    'pending', case when r.metadata ->> 'pending' = 'true' then true end)))
+            into c.open_calls
+            from jsonb_array_elements(r.tool_calls) e
+            cross join lateral (select c.open_calls -> (e.value ->> 'id') as call) o;
         end if;
         if r.is_user then
             c.request_seq := r.seq;

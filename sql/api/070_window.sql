@@ -658,7 +658,11 @@ begin
                     v_total := v_row.running_total - v_row.frozen_tokens;
                 end if;
                 v_row := pycontext._row_at(s, s.head_to);
-                if v_total - s.total_base <= s.head_tokens then
+                if v_total > s.total_base and s.straddles @> s.head_to + 1 then
+                    -- its results come after the head, which they are no part of
+                    s.marker_from := pycontext._first_seq(s);
+                    v_before := v_total - s.total_base;
+                elsif v_total - s.total_base <= s.head_tokens then
                     s.head_from := s.lo_seq + 1;  -- what stood before the first user message goes with it
                     v_total := s.total_base;
                 elsif s.prune_unit > s.head_to + 1 and v_row.running_total - s.total_base + s.prune_stub - v_row.running_stub

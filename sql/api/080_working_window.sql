@@ -316,6 +316,7 @@ declare
     v_level integer := 0;
     v_step integer;
     v_unit bigint;
+    v_gone bigint[];
     v_is_apart boolean;
 begin
     s.is_exact := s.act_arg is null and s.is_exact;  -- cuts depend on counts, which get better with time
@@ -428,11 +429,16 @@ begin
             end if;
             select coalesce(min(t.unit_seq), s.hi_seq + 1) into v_first from unnest(v_rows) t where t.unit_seq > v_first;
         elsif v_pins <> '{}' then
-            -- the oldest pin gives way first
-            select t.unit_seq into v_unit from unnest(v_pins) t order by array_position(s.pin_units, t.unit_seq) limit 1;
-            v_from := least(v_from, v_unit);
-            v_tokens := v_tokens + (select sum(t.tokens) from unnest(v_pins) t where t.unit_seq = v_unit);
-            v_pins := array(select t from unnest(v_pins) t where t.unit_seq <> v_unit);
+            -- the oldest pins give way first; none too many: where the marker starts anew it may take less
+            select array_agg(q.unit_seq), least(v_from, min(q.unit_seq)), v_tokens + sum(q.tokens)
+            into v_gone, v_from, v_tokens
+            from (
+                select t.unit_seq, t.tokens, sum(t.tokens) over (order by t.place) - t.tokens as before
+                from (
+                    select p.unit_seq, sum(p.tokens) as tokens, array_position(s.pin_units, p.unit_seq) as place
+                    from unnest(v_pins) p group by p.unit_seq) t) q
+            where q.before = 0 or q.before < -v_room - 12;
+            v_pins := array(select t from unnest(v_pins) t where (t.unit_seq = any (v_gone)) is not true);
         else
             v_from := v_first;  -- not even a marker fits
             v_line := null;

@@ -209,3 +209,15 @@ def test_arguments_nested_deeper_than_the_stack_are_stored_as_they_came(chat: Co
     assert stored.fetchone() == (arguments,)
     row = chat.execute("select sum(tokens) <= 300 from pycontext.working_window('c', 300)").fetchone()
     assert row == (True,)
+
+
+def test_many_calls_of_one_row_cost_by_their_number(db: Connection) -> None:
+    db.execute("select create_chat('c')")
+    made = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(5000)
+    ]
+    # three seconds and more where the open calls are written anew for each
+    db.execute("set statement_timeout = '2s'")
+    db.execute("select append_message('c', 'assistant', null::text, tool_calls => %s)", (json.dumps(made),))
+    row = db.execute("select count(*) from chat c, jsonb_object_keys(c.open_calls)").fetchone()
+    assert row == (5000,)

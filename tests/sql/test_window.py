@@ -839,6 +839,14 @@ def test_a_late_result_of_what_stands_before_the_first_turn(begin: Begin) -> Non
             held(chat, budget)
 
 
+def test_a_late_and_large_result_of_what_stands_before_the_first_turn_does_not_come_with_it(
+    begin: Begin,
+) -> None:
+    chat = begin(calls("A"), user("u " * 400), result("A", "out " * 4000))
+    chat.append(*[m for n in range(3) for m in (calls(f"B{n}"), result(f"B{n}"))])
+    held(chat, 3000)
+
+
 def test_where_pins_do_not_fit_the_oldest_pin_gives_way_first(begin: Begin) -> None:
     chat = begin(user("begin"), *[says(f"note {n} " * 40) for n in range(3)], user("go"))
     older, newer = chat.thread.rows[3], chat.thread.rows[1]  # by when they are pinned, not where they stand
