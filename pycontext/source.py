@@ -609,6 +609,26 @@ class _Planner:
             )
         else:
             self._ok("each row has a place of its own")
+        shared = self._rows(
+            f"select x.chat_id::text, x.message_id::text from ({text}) x "
+            "group by 1, 2 having count(*) > 1 or x.message_id::text is null limit 3"
+        )
+        if shared:
+            self._problem(
+                "an id is not one row's: "
+                + ", ".join(f"chat {chat}, {identity}" for chat, identity in shared),
+                "give each row an id of its own in its chat: id || '/' || n where a row becomes several",
+            )
+        if self._spec.from_view is not None and "order_at" in types:
+            utc = "" if types["order_at"] == "timestamp without time zone" else " at time zone 'UTC'"
+            astray = self._rows(
+                f"select count(*) from ({text}) x where pycontext._time_at(x.seq) <> x.order_at{utc}"
+            )[0][0]
+            if astray:
+                self._problem(
+                    f"of {astray:,} rows seq is not made of order_at: they would not be found",
+                    f"it is the microseconds since 2000 (UTC) times {_PLACES}, plus a rank below {_PLACES}",
+                )
 
     def _look_at_the_default(self) -> None:
         for name, relation in self._rows(

@@ -627,6 +627,20 @@ def test_a_view_with_order_at_makes_rows_of_a_row_by_the_index(
     assert done.code == 0
     assert "ok: a read of one chat uses an index" in done.err
     assert len(window(shop, "7")) == 80
+    # what can't work is refused: a place or an id that is not the row's own
+    for wrong, told in (
+        (at.replace("* 2000", "* 1000"), "of 2,400 rows seq is not made of order_at"),
+        (at, "an id is not one row's: chat "),
+    ):
+        body = UNNESTED.replace("m.id * 100", wrong).replace(
+            "m.created_at\n", "m.created_at, m.created_at as order_at\n"
+        )
+        if wrong == at:
+            body = body.replace("m.id || '/' || p.n", "m.id::text")
+        shop.execute(body.replace("view", "or replace view"))
+        refused = run("parts", "--from-view", "app.part", "--default", "--yes")
+        assert refused.code == 1
+        assert told in refused.err
 
 
 @pytest.mark.core
@@ -800,9 +814,14 @@ def test_an_edit_of_a_counted_row_never_breaks_the_read(adopted: Connection, dsn
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("moment", ["infinity", "-infinity", "0044-03-15 BC", "12026-01-01", "9999-12-31 23:59:59.999999"])
+@pytest.mark.parametrize(
+    "moment", ["infinity", "-infinity", "0044-03-15 BC", "12026-01-01", "9999-12-31 23:59:59.999999"]
+)
 def test_a_time_that_no_client_can_read_breaks_nothing(adopted: Connection, dsn: str, moment: str) -> None:
-    adopted.execute("update app.message set created_at = %s::timestamptz where conversation_id = 6 and id < 1100", (moment,))
+    adopted.execute(
+        "update app.message set created_at = %s::timestamptz where conversation_id = 6 and id < 1100",
+        (moment,),
+    )
     adopted.execute("set timezone = 'Pacific/Kiritimati'")
     assert len(adopted.execute("select * from working_window('6')").fetchall()) == 40
     with pycontext.connect(dsn) as memory:
