@@ -12,7 +12,7 @@ from agents.memory import SessionSettings
 
 from pycontext import operations
 from pycontext.async_chat import AsyncDatabase
-from pycontext.errors import NoSuchChat
+from pycontext.errors import BadMessage, NoSuchChat
 from pycontext.items import KEY, to_items, to_messages, window_items
 from pycontext.messages import Id, identity
 from pycontext.rows import ThreadRow
@@ -109,16 +109,19 @@ class ChatSession:
         above the line where the user started over. What others add at the same moment is set aside too.
         SQL: rewind_chat.
         """
-        try:
-            rows = await self._db.thread(self.session_id, max_rows=_LOOK_BACK)
-        except NoSuchChat:
-            return None
-        place = next((at for at in reversed(range(len(rows))) if rows[at].kind == "message"), None)
-        if place is None or any(row.origin == "reset" for row in rows[place:]):
-            return None
-        before = next((row.message_id for row in reversed(rows[:place]) if row.kind == "message"), "")
+        while True:
+            try:
+                rows = await self._db.thread(self.session_id, max_rows=_LOOK_BACK)
+            except NoSuchChat:
+                return None
+            place = next((at for at in reversed(range(len(rows))) if rows[at].kind == "message"), None)
+            if place is None or any(row.origin == "reset" for row in rows[place:]):
+                return None
+            before = next((row.message_id for row in reversed(rows[:place]) if row.kind == "message"), "")
+            with suppress(BadMessage):  # another took these rows back meanwhile, and before, too
+                if await self._db.rewind(self.session_id, before):
+                    break
         *rest, popped = to_items(_stored(rows[place]))
-        await self._db.rewind(self.session_id, before)
         if rest:
             await self._db.append(self.session_id, to_messages(rest))
         item: Any = popped

@@ -174,6 +174,16 @@ def test_the_newest_items_alone(dsn: str) -> None:
     with_session(dsn, use)
 
 
+def test_items_popped_at_once_by_many_are_each_popped_once(dsn: str) -> None:
+    async def use(session: Open) -> None:
+        await session().add_items([user(f"Message {n}") for n in range(8)])
+        popped = await asyncio.gather(*(session().pop_item() for _ in range(6)))
+        assert sorted(contents(popped)) == [f"Message {n}" for n in range(2, 8)]
+        assert contents(await session().get_items()) == ["Message 0", "Message 1"]
+
+    with_session(dsn, use)
+
+
 def test_items_added_at_once_by_many_are_all_there(dsn: str) -> None:
     async def use(session: Open) -> None:
         await asyncio.gather(*(session().add_items([user(f"Message {n}")]) for n in range(12)))
