@@ -40,6 +40,7 @@ def model_server(context_tokens: int = 8192, threads: int = 2) -> Iterator[str]:
     params.n_ctx = context_tokens
     params.n_parallel = 1
     params.warmup = False
+    params.verbosity = 1  # errors
     params.cpuparams.n_threads = threads
     server = Server(params)
     yield f"{server.listening_address}/v1"

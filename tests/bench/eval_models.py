@@ -38,9 +38,14 @@ PICKED = {"memorybank_zh_en.jsonl": ("memorybank-en-Gary", "memorybank-cn-张曼
 
 
 class Watched(OpenAISummarizer):
-    """Keeps what the model was told of its first answer: why that could not be used."""
+    """Keeps what the model was told of its first answer: why that could not be used. Bounds its answers."""
 
     complaints: ClassVar[Counter[str]] = Counter()
+    answer_tokens: ClassVar[int] = 450
+
+    def _reserve(self, request: Any) -> int:
+        # what it has not closed by then it never does, and a second answer comes at 3 tokens a second
+        return min(super()._reserve(request), self.answer_tokens)
 
     def _complete(self, *arguments: Any) -> Any:
         complaint = arguments[4]
@@ -73,10 +78,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[3] / "shared" / "data")
     parser.add_argument("--messages", type=int, default=40, help="of each conversation")
-    parser.add_argument("--seconds", type=float, default=1800, help="no new conversation is begun after that")
-    parser.add_argument("--window", type=int, default=3000, help="the summarizer's, in tokens")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=900, help="no new conversation is begun after that")
+    parser.add_argument("--window", type=int, default=6000, help="the summarizer's, in tokens")
+    parser.add_argument("--answer", type=int, default=450, help="the longest answer, in tokens")
+    parser.add_argument("--only", default="", help="conversations with this in their name")
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
+    Watched.answer_tokens = arguments.answer
     if not has_model():
         sys.exit(MISSING)
     if not arguments.data.is_dir():
@@ -94,11 +102,13 @@ def main() -> None:
         with psycopg.connect(server.get_uri(), autocommit=True) as conn:
             install(conn)
         with model_server(threads=arguments.threads) as url:
-            model = Watched(NAME, base_url=url, window_tokens=arguments.window, timeout=600, max_retries=0)
+            model = Watched(NAME, base_url=url, window_tokens=arguments.window, timeout=300, max_retries=0)
             with pycontext.connect(server.get_uri(), summarizer=model) as db:
                 for name, messages in conversations(arguments.data, arguments.messages):
                     if time.monotonic() - started > arguments.seconds:
                         break
+                    if arguments.only not in name:
+                        continue
                     db.create_chat(name)
                     db.append(name, messages)
                     done = db.compact(name, 2500)
