@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pycontext import messages, operations, tokens
 from pycontext.errors import LeaseHeld, PycontextError, SummaryRefused
-from pycontext.masking import mask
+from pycontext.masking import MASK, mask
 from pycontext.operations import Encodings
 from pycontext.rows import Lease, Pass, Plan, as_row
 from pycontext.steps import Ask, Call, Pause, Row, Steps
@@ -291,11 +291,12 @@ def _hold(job: Job, held: _Held, encodings: Encodings) -> Steps[Pass]:
     if not any(row.is_told for row in request.messages):
         yield from _release(job, held)
         return _unchanged("skipped", plan, "nothing can be cut: what is in the range stays in sight")
-    return (yield from _summarize(job, held, plan, request, source[0]["edit_no"]))
+    return (yield from _summarize(job, held, plan, request, source[0]))
 
 
-def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, edit_no: int) -> Steps[Pass]:
+def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, read: Row) -> Steps[Pass]:
     spent = _Spent(started=time.monotonic())
+    edit_no: int = read["edit_no"]
     try:
         yield from _flush(job, held, plan, request, edit_no, spent)
         segment, merged = yield from _ask(job.choose(), request, spent)
@@ -309,7 +310,7 @@ def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, edit_
                 "segment": messages.to_json(segment.to_json()),
                 "edit_no": edit_no,
                 "token_budget": job.token_budget,
-                "details": _details(done, job),
+                "details": _details(done, job, digest=read["digest"]),
                 "holder": held.holder,
             },
         )
@@ -328,7 +329,7 @@ def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, edit_
         lost = yield from _ended(job, held, plan, spent.as_pass("skipped", reason))
         others = yield from _others(job, plan, held.lease.pass_no)
         return replace(lost, summary_id=others.summary_id)
-    if stored[0]["segment"] != segment.to_json():
+    if not _is_same(stored[0]["segment"], segment.to_json()):
         late = spent.as_pass("skipped", "another process was first")
         return replace((yield from _ended(job, held, plan, late)), summary_id=stored[0]["message_id"])
     return replace(_unchanged("summarized", plan, done.reason, done), summary_id=stored[0]["message_id"])
@@ -477,7 +478,16 @@ def _log(job: Job, plan: Plan, done: Pass, holder: str | None) -> Call:
     )
 
 
-def _details(done: Pass, job: Job) -> str:
+def _is_same(stored: Any, given: Any) -> bool:
+    """Whether a segment is the one given, but for what the database masked in it, too."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        return stored.keys() == given.keys() and all(_is_same(stored[key], given[key]) for key in given)
+    if isinstance(stored, list) and isinstance(given, list):
+        return len(stored) == len(given) and all(map(_is_same, stored, given))
+    return stored == given or (isinstance(stored, str) and MASK in stored)
+
+
+def _details(done: Pass, job: Job, **more: Any) -> str:
     return messages.to_json(
         {
             "model": done.model,
@@ -488,6 +498,7 @@ def _details(done: Pass, job: Job) -> str:
             "trigger": job.trigger,
             "token_budget": job.token_budget,
             "reason": done.reason,
+            **more,
         }
     )
 

@@ -81,7 +81,7 @@ from pycontext.compaction_plan(chat_id => %(chat_id)s::text, token_budget => %(t
 
 -- name: compaction_source
 select s.seq, s.message_id, s.kind, s.role, s.text, s.tool_calls, s.tool_call_id, s.name, s.tokens, s.created_at,
-    s.is_head, s.is_request, s.summary, s.edit_no, s.is_user
+    s.is_head, s.is_request, s.summary, s.edit_no, s.is_user, s.digest
 from pycontext.compaction_source(
     chat_id => %(chat_id)s::text, after_message_id => %(after_message_id)s::text) s;
 

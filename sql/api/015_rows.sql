@@ -48,7 +48,7 @@ select
     null::bigint as seq, null::text as message_id, null::text as kind, null::text as role, null::jsonb as content,
     null::text as text, null::jsonb as tool_calls, null::text as tool_call_id, null::text as name,
     null::integer as tokens, null::timestamptz as created_at, null::boolean as is_head, null::boolean as is_request,
-    null::jsonb as summary, null::bigint as edit_no, null::boolean as is_user
+    null::jsonb as summary, null::bigint as edit_no, null::boolean as is_user, null::text as digest
 where false;
 
 create or replace view pycontext.uncounted_row as

@@ -261,17 +261,21 @@ declare
     v_to bigint := pycontext._place_of(s, after_message_id);
     l pycontext.message := pycontext._line_before(chat_id, least(v_to, s.stale_seq));
     f pycontext._line_frame_row;
+    v_digest text;
 begin
     s.lo_seq := coalesce(l.seq, pycontext._origin(s.source));
     f := pycontext._line_frame(s, l, v_to);
+    if s.source is not null then
+        v_digest := pycontext._segment_digest(s.chat_id, s.source, s.lo_seq, v_to);
+    end if;
     if l.origin = 'compaction' then
         return query select l.seq, l.message_id, l.kind, l.role, l.content, l.content #>> '{}', null::jsonb, null::text,
-            null::text, l.tokens, l.created_at, false, false, l.summary, s.edit_no, false;
+            null::text, l.tokens, l.created_at, false, false, l.summary, s.edit_no, false, v_digest;
         if l.request_seq is not null and f.request_seq is distinct from l.request_seq then
             -- stood in the window as a row of its own until now, and no summary has told it
             return query
             select r.seq, r.message_id, r.kind, r.role, r.content, pycontext._content_text(r.content), null::jsonb, null::text,
-                r.name, r.tokens, r.created_at, false, false, null::jsonb, s.edit_no, r.is_user
+                r.name, r.tokens, r.created_at, false, false, null::jsonb, s.edit_no, r.is_user, v_digest
             from pycontext._thread_rows(chat_id, s.source, array[l.request_seq], array[l.request_seq], s.hi_act) r;
         end if;
     end if;
@@ -279,7 +283,7 @@ begin
     select r.seq, r.message_id, r.kind, r.role, r.content, pycontext._content_text(r.content), r.tool_calls,
         r.tool_call_id, r.name, r.tokens, r.created_at,
         coalesce(r.unit_seq between f.head_from and f.head_to, false), coalesce(r.seq = f.request_seq, false), null::jsonb,
-        s.edit_no, r.is_user
+        s.edit_no, r.is_user, v_digest
     from pycontext._thread_rows(chat_id, s.source, array[s.lo_seq + 1], array[v_to]) r
     where r.seq <= v_to and (r.superseded_seq is null or case when s.source is null
         then not pycontext._is_superseded(r.chat_id, r.seq, r.unit_seq, r.tool_call_id, null, v_to)
@@ -542,6 +546,13 @@ begin
         c := pycontext._lock_chat(chat_id, false);
         s := pycontext._chat_state(chat_id, token_budget, null);
     end if;
+    if c.source is not null and details ->> 'digest' is not null and details ->> 'digest' is distinct from (case
+            when details ->> 'digest' ~ '^-?([0-9]{1,18}|4611686018427387904):' then pycontext._segment_digest(c.chat_id, c.source,
+                split_part(details ->> 'digest', ':', 1)::bigint, v_to) end) then
+        perform pycontext._raise('PCX07', 'stale: messages changed while the summary was written',
+            format('of those up to %L (#%s)', after_message_id, v_to),
+            'plan again: select * from pycontext.compaction_plan(chat_id)');
+    end if;
     v_live := exists (
         select from pycontext.message m
         where m.chat_id = c.chat_id and m.seq = v_to and m.origin = 'compaction' and m.gone_act is null);
@@ -557,6 +568,8 @@ begin
         perform pycontext._raise('PCX07', 'a summary must be an object', format('got %s', coalesce(jsonb_typeof(summary), 'null')),
             'pass {"resolved": […], "pending": […], "active_task": …, "decisions": […], "facts": […], "artifacts": […], "notes": …}');
     end if;
+    summary := pycontext._masked(summary);
+    segment := pycontext._masked(segment);
     v_text := pycontext._summary_text(summary);
     if v_text is null or v_text !~ '\S' then
         perform pycontext._raise('PCX07', 'the summary is empty', format('keys: %s', (
@@ -718,6 +731,7 @@ begin
         perform pycontext._raise('PCX02', 'there is nothing to start over from', format('chat %L has no message', chat_id),
             'append a message first');
     end if;
+    note := pycontext._mask(note);
     if pycontext._has_fence(note) then
         note := pycontext._escape_fences(note);
     end if;

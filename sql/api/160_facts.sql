@@ -182,6 +182,24 @@ as $$
         '["'']?\s*(?:=|:|：|=>|\mis\M|—|是)\s*["'']?)(?!\[masked)[^\s"'',;，。]{3,}', '\1[masked]', 'gi')
 $$;
 
+-- The same of every text in a value.
+create or replace function pycontext._masked(value jsonb)
+returns jsonb
+language plpgsql immutable strict parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return case jsonb_typeof(value)
+        when 'string' then to_jsonb(pycontext._mask(value #>> '{}'))
+        when 'array' then (
+            select coalesce(jsonb_agg(pycontext._masked(e.item) order by e.n), '[]')
+            from jsonb_array_elements(value) with ordinality e (item, n))
+        when 'object' then (
+            select coalesce(jsonb_object_agg(e.key, pycontext._masked(e.item)), '{}') from jsonb_each(value) e (key, item))
+        else value end;
+end
+$$;
+
 create or replace function pycontext._fact_digest(content text)
 returns bytea
 language sql immutable strict parallel safe

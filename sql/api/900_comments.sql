@@ -398,6 +398,8 @@ comment on column pycontext.compaction_source_row.summary is 'The line before: i
 comment on column pycontext.compaction_source_row.edit_no is
     'Hand it to put_summary, which is refused (PCX07) if the chat was edited since.';
 comment on column pycontext.compaction_source_row.is_user is 'True where a user wrote it: role user, and not injected.';
+comment on column pycontext.compaction_source_row.digest is
+    'Adopted chats: pass it to put_summary as details.digest, which is refused where the product has changed a message since.';
 
 comment on view pycontext.uncounted_row is
     'Row type of uncounted_messages: the tokens of a row are overhead plus the tokens of each text. Never holds rows '
@@ -523,8 +525,9 @@ comment on function pycontext.put_summary(text, text, jsonb, jsonb, bigint, inte
     'Stores a summary of everything up to message after_message_id as a line after it, logs the act and the pass, '
     'and returns the row. Where a line stands there already it is returned and nothing is written, so a retry and a '
     'second session get the winner''s text. details: reason, trigger, model, calls, prompt_tokens, '
-    'completion_tokens, seconds, for the log. holder: as given to claim_compaction; its lease is freed with the line. '
-    'Errors, with nothing stored: PCX01, PCX02 no such message, PCX07 stale edit_no, empty, with a fence tag, splitting '
+    'completion_tokens, seconds, for the log; digest, of compaction_source. holder: as given to claim_compaction; its lease '
+    'is freed with the line. Keys and passwords in the summary are masked. '
+    'Errors, with nothing stored: PCX01, PCX02 no such message, PCX07 stale edit_no or digest, empty, with a fence tag, splitting '
     'a unit, taking in a call that waits for a person, or too large, PCX08 another one has taken the lease.';
 comment on function pycontext.fail_compaction(text, text, text, text, jsonb, text) is
     'Logs a compaction that stored no summary: outcome failed or skipped, and the reason, with the cut that is '

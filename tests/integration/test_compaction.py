@@ -202,6 +202,40 @@ def test_a_long_stretch_of_an_adopted_chat_is_told_in_pieces(
     assert [one[0] for one in passes][:2] == [2000, 4000]
     assert len(passes) == 3
     assert memory.plan(7, 4000).decision == "none"
+    assert memory.compact(7, token_budget=4000).outcome == "skipped", "nothing is left to cut"
+
+
+def test_what_a_product_changes_while_the_model_works_makes_the_summary_stale(
+    memory: pycontext.Database, db: Connection, watched: Any
+) -> None:
+    """C3: whether or not it says so, and the next pass tells of what stands there now."""
+    db.execute("create table post (chat_id int, seq numeric, role text, content text, created_at timestamp)")
+    db.execute(
+        "insert into post select c, n, case when n % 2 = 0 then 'assistant' else 'user' end,"
+        " 'The budget is 500, said ' || n || repeat(', as we know', 20), now() - interval '1 day'"
+        " from generate_series(1, 60) n, generate_series(1, 4) c"
+    )
+    db.execute(
+        "create view chat_message as select chat_id, (seq * 2)::bigint as seq, seq * 2 as message_id, role,"
+        " content, created_at from post"
+    )
+    db.execute("select pycontext.register_source('posts', 'chat_message', is_default => true)")
+    edit = "update post set content = 'The budget is 900.' where seq = 4 and chat_id = "
+    late = "insert into post select {}, 3.5, 'user', 'The budget is 900.', now() - interval '1 day'"
+    changes = [edit + "1", "delete from post where seq = 4 and chat_id = 2", late.format(3)]
+    changes.append(edit + "4; select pycontext.source_changed('4', '8')")
+    for chat_id, change in enumerate(changes, 1):
+        watched.requests.clear()
+        watched.meanwhile = lambda request, change=change: db.execute(change.encode())
+        done = memory.compact(chat_id, token_budget=2500)
+        assert (done.outcome, str(done.reason)[:5]) == ("failed", "stale"), change
+        assert not [row for row in memory.window(chat_id) if row.section == "summary"]
+        watched.meanwhile = lambda request: None
+        assert memory.compact(chat_id, token_budget=2500).outcome == "summarized"
+        first, second = (str(request.messages) for request in watched.requests)
+        assert "said 4," in first
+        assert ("said 4," in second) == (chat_id == 3)
+        assert ("budget is 900" in second) == (chat_id != 2)
 
 
 def test_an_unchanged_chat_is_not_compacted_twice(

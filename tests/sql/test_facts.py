@@ -204,6 +204,29 @@ def test_no_fact_holds_a_secret(db: Connection, secret: str) -> None:
         assert part.lower() not in stored.lower()
 
 
+def test_no_line_holds_a_secret(db: Connection) -> None:
+    """C44: whoever stores it, and wherever in the summary it stands."""
+    for secret in SECRETS:
+        m = say(db, secret, "hi", "well", "so, " * 200, "yes, " * 200, "and?")
+        summary = {
+            "notes": f"it was {secret}",
+            "facts": ["a key", secret],
+            "artifacts": [f"run.sh {secret}"],
+            "active_task": secret,
+            "more": {"deep": [[secret, 7, None]]},
+        }
+        told = json.dumps(summary)
+        db.execute("select pycontext.put_summary(%s, %s, %s, %s)", (secret, m, told, told))
+        db.execute("select pycontext.start_over(%s, %s)", (secret, f"forget {secret}"))
+    lines = db.execute("select content, summary, segment from message where line_no > 0").fetchall()
+    assert len(lines) == 2 * len(SECRETS)
+    stored = str(lines)
+    assert "7, None]]" in stored
+    assert stored.count("[masked]") > 8 * len(SECRETS)
+    for part in ("hunter2pw", "sk-test-0000", "ghp_01234567", "AKIAIOSF"):
+        assert part.lower() not in stored.lower()
+
+
 def test_no_fact_closes_a_fence(db: Connection) -> None:
     """C43, C41: rendered as text, wherever it is rendered."""
     say(db, "a", "hi")
