@@ -84,6 +84,7 @@ declare
     v_unit bigint;
     v_straddled bigint;
     v_measure bigint;
+    v_said text;
     v_base_total bigint := s.line_total;
     v_base_stub bigint := s.stub_base;
     v_saved bigint := 0;
@@ -219,32 +220,35 @@ begin
     v_enough := case when v_measure > s.token_budget then 0.9 * r.trigger_tokens
         else (r.trigger_tokens::bigint + r.target_tokens) / 2 end;
     select q.reason into v_wait from pycontext._compaction_backoff(s.chat_id) q;
+    -- the window's tokens as they are counted now; rows that were estimated when they came may hold it over the trigger
+    v_said := case when r.window_tokens > r.trigger_tokens or v_measure <= r.trigger_tokens then format('%s tokens', r.window_tokens)
+        else format('%s tokens (%s as first estimated)', r.window_tokens, v_measure) end;
     if p.compaction_mode = 'off' then
         r.decision := 'none';
         r.reason := 'compaction is off in this chat''s profile';
     elsif v_measure <= r.trigger_tokens then
         r.decision := 'none';
-        r.reason := format('%s tokens, at or below the trigger of %s', v_measure, r.trigger_tokens);
+        r.reason := format('%s, at or below the trigger of %s', v_said, r.trigger_tokens);
     elsif v_gain >= 0.1 * s.token_budget and v_measure - v_gain <= v_enough and p.compaction_mode = 'auto' then
         r.decision := 'prune';
-        r.reason := format('%s tokens are over the trigger of %s; old tool results, arguments and images hold %s of them',
-            v_measure, r.trigger_tokens, v_gain);
+        r.reason := format('%s are over the trigger of %s; old tool results, arguments and images hold %s of them',
+            v_said, r.trigger_tokens, v_gain);
     elsif v_wait is not null then
         r.decision := 'skip';
-        r.reason := format('%s tokens are over the trigger of %s; %s', v_measure, r.trigger_tokens, v_wait);
+        r.reason := format('%s are over the trigger of %s; %s', v_said, r.trigger_tokens, v_wait);
     elsif r.to_seq is null then
         r.decision := 'skip';
-        r.reason := format('%s tokens are over the trigger of %s, but what is left is protected: head, newest turn, tail, '
-            'calls that wait', v_measure, r.trigger_tokens);
+        r.reason := format('%s are over the trigger of %s, but what is left is protected: head, newest turn, tail, '
+            'calls that wait', v_said, r.trigger_tokens);
     elsif r.window_tokens - r.expected_tokens < (case when v_measure > 0.9 * s.token_budget then 0.1 else 0.25 end) * s.token_budget then
         r.decision := 'skip';
-        r.reason := format('a summary would free only %s of %s tokens', r.window_tokens - r.expected_tokens, v_measure);
+        r.reason := format('a summary would free only %s of %s tokens', r.window_tokens - r.expected_tokens, r.window_tokens);
     elsif p.compaction_mode = 'warn' then
         r.decision := 'skip';
-        r.reason := format('%s tokens are over the trigger of %s; the profile only warns', v_measure, r.trigger_tokens);
+        r.reason := format('%s are over the trigger of %s; the profile only warns', v_said, r.trigger_tokens);
     else
         r.decision := 'summarize';
-        r.reason := format('%s tokens are over the trigger of %s', v_measure, r.trigger_tokens);
+        r.reason := format('%s are over the trigger of %s', v_said, r.trigger_tokens);
     end if;
     return next r;
 end

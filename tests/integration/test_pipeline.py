@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import statistics
 import threading
 import time
@@ -329,6 +330,23 @@ def test_trigger_cut_and_window_use_one_count(memory: pycontext.Database, fill: 
     done = memory.compact("a")
     after = memory.plan("a")
     assert done.tokens_after == after.window_tokens == 3 + sum(row.tokens for row in memory.window("a"))
+
+
+def test_the_plan_tells_the_tokens_of_the_window(memory: pycontext.Database, db: Connection) -> None:
+    """C12: of rows counted since they came, with what they were estimated at where that decides."""
+    memory.create_chat("a", profile="small-8k")
+    said = "Посмотрите, пожалуйста, где посылка, её ждут уже третий день. " * 8
+    over = set()
+    for number in range(40):
+        db.execute("select pycontext.append_message('a', 'user', %s)", [f"{number}: {said}"])
+        memory.count_tokens("a")
+        plan = memory.plan("a")
+        told = plan.window_tokens, plan.trigger_tokens
+        assert [int(n) for n in re.findall(r"^\d+|(?<=trigger of )\d+", plan.reason or "")] == [*told][:2]
+        over.add((plan.decision == "none", "first estimated" in (plan.reason or "")))
+        if plan.decision != "none" and "first estimated" not in (plan.reason or ""):
+            assert plan.window_tokens > plan.trigger_tokens
+    assert over == {(True, False), (False, True), (False, False)}
 
 
 def test_a_summary_is_never_larger_than_what_it_replaces(
