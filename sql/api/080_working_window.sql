@@ -746,21 +746,3 @@ begin
     end if;
 end
 $$;
-
-create or replace function pycontext.working_window(
-    chat_id uuid, token_budget integer default null, as_of text default null)
-returns setof pycontext.window_row
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select * from pycontext.working_window(chat_id::text, token_budget, as_of)
-$$;
-
-create or replace function pycontext.working_window(
-    chat_id bigint, token_budget integer default null, as_of text default null)
-returns setof pycontext.window_row
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-    select * from pycontext.working_window(chat_id::text, token_budget, as_of)
-$$;

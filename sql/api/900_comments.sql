@@ -450,10 +450,6 @@ comment on function pycontext.working_window(text, integer, text) is
     '(null = the profile''s). as_of: a message_id, for the window as it was then. Writes nothing and needs no model. '
     'Errors: PCX01 no such chat, PCX02 no such message, PCX05 the budget is below system prompt and newest user '
     'message (the hint names the smallest that would do).';
-comment on function pycontext.working_window(uuid, integer, text) is
-    'working_window for a chat id that is a uuid: the same as with its text.';
-comment on function pycontext.working_window(bigint, integer, text) is
-    'working_window for a chat id that is a number: the same as with its text.';
 comment on function pycontext.openai_messages(text, integer, text, text) is
     'The window as an array for OpenAI chat completions. memory is text that goes, fenced, right before the newest '
     'user message; it is not counted and not stored. Ends with a user message (continue) where the last row is '

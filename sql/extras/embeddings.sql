@@ -358,4 +358,6 @@ $function$, (select e.extnamespace::pg_catalog.regnamespace from pg_catalog.pg_e
 end
 $do$;
 
+select pycontext._accept_ids();
+
 revoke execute on all functions in schema pycontext from public;
