@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -117,6 +118,8 @@ def _client(model: str | None, base_url: str | None) -> ModelClient:
 def _lines() -> Iterator[str]:
     """What the user types, a line each, to the end of input."""
     is_terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a byte that is no text ends no conversation
     if is_terminal:
         import readline  # noqa: F401  arrow keys and history
     while True:
@@ -163,8 +166,8 @@ class Talk:
                 report(error)
             except ModelFailed as error:
                 report(Failed(error.reason))
-            except psycopg.OperationalError as error:
-                report(Failed(str(error).strip()))
+            except psycopg.Error as error:
+                report(Failed(error.diag.message_primary or str(error).strip()))
 
     def _command(self, name: str = "", argument: str = "") -> None:
         if name not in self.commands:
@@ -181,6 +184,8 @@ class Talk:
                 if not calls:
                     break
                 turn.add([self._result(call) for call in calls])
+            else:
+                raise ModelFailed(f"the model called tools {_ROUNDS} times and gave no answer")
         self._status()
 
     def _reply(self, turn: pycontext.Turn) -> dict[str, Any]:
@@ -212,8 +217,9 @@ class Talk:
         except KeyboardInterrupt:
             calls.clear()
             said.append(" […]")
-        if said:
-            out().file.write("\n")
+        finally:
+            if said:
+                out().file.write("\n")
         if calls:
             tool_calls = list(calls.values())
             return {"role": "assistant", "content": "".join(said) or None, "tool_calls": tool_calls, **used}
@@ -291,9 +297,9 @@ def _texts(
     for chunk in stream:
         if chunk.usage is not None:
             used.update(model=chunk.model, usage={"prompt_tokens": chunk.usage.prompt_tokens})
-        if not chunk.choices:
+        delta = chunk.choices[0].delta if chunk.choices else None
+        if delta is None:
             continue
-        delta = chunk.choices[0].delta
         for part in delta.tool_calls or ():
             empty = {
                 "id": f"call_{part.index}",
@@ -305,4 +311,4 @@ def _texts(
             if part.function is not None:
                 call["function"]["name"] += part.function.name or ""
                 call["function"]["arguments"] += part.function.arguments or ""
-        yield delta.content
+        yield delta.content or delta.refusal

@@ -46,6 +46,7 @@ def talk(environment: dict[str, str], *options: str, lines: str) -> subprocess.C
         capture_output=True,
         text=True,
         encoding="utf-8",
+        errors="surrogateescape",
         env=environment,
         timeout=120,
         check=False,
@@ -167,15 +168,35 @@ def test_a_prompt_too_long_for_the_model_is_compacted_and_its_counts_are_learned
 def test_what_goes_wrong_with_a_line_is_told_and_the_next_is_read(
     environment: dict[str, str], model: LLMServer, memory: pycontext.Database
 ) -> None:
-    model.script("400", lambda request: "", "not_json", lambda request: "Here again.")
-    done = talk(environment, "c", lines="one\ntwo\nthree\nfour\n")
-    assert done.returncode == 0
+    head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
+    def streamed(*choices: dict[str, Any], end: str = "[DONE]") -> Any:
+        events = [json.dumps({**head, "choices": [{"index": 0, **choice}]}) for choice in choices]
+        return lambda request: (200, "".join(f"data: {event}\n\n" for event in [*events, end]).encode())
+
+    call = {"id": "c1", "type": "function", "function": {"name": "recall", "arguments": '{"query": "tea"}'}}
+    model.script(
+        "400",
+        lambda request: "",
+        "not_json",
+        streamed({"delta": {"content": "Half of"}}, end='{"error": {"message": "overloaded"}}'),
+        streamed({"finish_reason": None}, {"delta": {"content": "No delta."}}),
+        streamed({"delta": {"refusal": "I will not."}}),
+        *[lambda request: {"content": None, "tool_calls": [call]}] * 8,
+        lambda request: "Here again.",
+    )
+    lines = "one\ntwo\nthree\nfour\n/pin 99999999999999999999\nfive \udcff\nsix\nseven\neight\n"
+    done = talk(environment, "c", lines=lines)
+    assert done.returncode == 0, done.stderr
+    assert "Half of\n" in done.stdout
     assert "Here again." in done.stdout
-    assert "status 400" in done.stderr
-    assert "the model said nothing" in done.stderr
-    assert done.stderr.count("error:") == 3
+    for told in ("status 400", "the model said nothing", "out of range", "called tools 8 times"):
+        assert told in done.stderr
+    assert done.stderr.count("error:") == 6
     assert "Traceback" not in done.stderr
-    assert [row.content for row in memory.thread("c")] == ["one", "two", "three", "four", "Here again."]
+    said = [row.content for row in memory.thread("c") if row.role != "tool" and row.content]
+    replies = ["five \ufffd", "No delta.", "six", "I will not.", "seven", "eight", "Here again."]
+    assert said == ["one", "two", "three", "four", *replies]
 
 
 def test_without_a_model_the_error_names_the_variables(environment: dict[str, str]) -> None:
