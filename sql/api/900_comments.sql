@@ -447,7 +447,8 @@ comment on column pycontext.compaction_history.reason is 'Why.';
 
 comment on function pycontext.working_window(text, integer, text) is
     'The messages that the model reads now, oldest first; all of them, plus 3, take at most token_budget tokens '
-    '(null = the profile''s). as_of: a message_id, for the window as it was then. Writes nothing and needs no model. '
+    '(null = the profile''s). as_of: a message_id, for the window as it was then; null = now, so '
+    'pass coalesce(…, '''') where a look-up may find none: that is PCX02. Writes nothing and needs no model. '
     'Errors: PCX01 no such chat, PCX02 no such message, PCX05 the budget is below system prompt and newest user '
     'message (the hint names the smallest that would do).';
 comment on function pycontext.openai_messages(text, integer, text, text) is

@@ -676,3 +676,17 @@ def test_a_source_that_is_broken_is_named(posts: Connection, change: str, told: 
     )
     assert posts.execute("select content from working_window('77')").fetchall() == [("one",), ("1",)]
     assert not posts.execute("select from status() where finding = 'broken source'").fetchall()
+
+
+@pytest.mark.core
+def test_a_moment_that_the_chat_does_not_have_is_refused(posts: Connection) -> None:
+    """Null is now, as everywhere; an id of nobody's, and an empty one, are errors in both homes."""
+    store(posts, "a", [user("one"), assistant("1")])
+    for chat in ("a", "native:a"):
+        for moment in ("m9", ""):
+            for read in ("working_window", "explain_window", "openai_messages"):
+                with pytest.raises(psycopg.Error) as error:
+                    posts.execute(f"select {read}(%s, as_of => %s)", (chat, moment))
+                assert error.value.sqlstate == "PCX02", (read, chat, moment)
+        now = posts.execute("select count(*) from working_window(%s, as_of => null)", (chat,)).fetchone()
+        assert now == (2,)
