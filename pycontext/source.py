@@ -521,10 +521,11 @@ class _Planner:
         # Acts run as the role that owns the schema: it must be able to read. Readers use their own rights.
         owner = self._row(
             """
-            select r.rolname, pg_catalog.has_table_privilege(r.oid, %s::oid, 'select'),
-                r.rolname = current_user
-            from pg_catalog.pg_namespace n join pg_catalog.pg_roles r on r.oid = n.nspowner
-            where n.nspname = 'pycontext'
+            select r.rolname, pg_catalog.has_table_privilege(r.oid, k.oid, 'select'),
+                r.rolname = current_user, pg_catalog.has_schema_privilege(r.oid, k.relnamespace, 'usage')
+            from pg_catalog.pg_class k, pg_catalog.pg_namespace n
+            join pg_catalog.pg_roles r on r.oid = n.nspowner
+            where n.nspname = 'pycontext' and k.oid = %s
             """,
             (table.oid,),
         )
@@ -533,6 +534,11 @@ class _Planner:
         reader = self._row("select from pg_catalog.pg_roles r where r.rolname = 'pycontext_reader'")
         statements = []
         grant = sql.SQL("grant select on {} to {}")
+        if not owner[3]:
+            usage = sql.SQL("grant usage on schema {} to {}")
+            statements.append(
+                usage.format(sql.Identifier(table.schema), sql.Identifier(owner[0])).as_string(self._conn)
+            )
         if not owner[1]:
             statements.append(grant.format(table.identifier, sql.Identifier(owner[0])).as_string(self._conn))
         if not owner[2]:

@@ -106,7 +106,15 @@ def adopt_command(
                 target.find(dsn).dsn, autocommit=True, prepare_threshold=None, client_encoding="utf8"
             ) as conn,
         ):
-            found = adopt(conn, spec, _tell) if yes else plan(conn, spec)
+            try:
+                found = adopt(conn, spec, _tell) if yes else plan(conn, spec)
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise Failed(
+                    error.diag.message_primary or "no right to do this",
+                    hint="adopt as a role that owns the table or is a member of its owner, and is a member of"
+                    " pycontext_admin (sql/extras/roles.sql) or of the owner of schema pycontext",
+                    sqlstate=error.sqlstate,
+                ) from None
         _print(found, spec, is_done=yes)
         if found.has_problem:
             raise typer.Exit(1)

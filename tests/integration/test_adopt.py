@@ -975,6 +975,33 @@ def test_a_summary_put_by_hand_never_stands_on_a_stale_line(timed: Connection) -
     assert value(db, "select count(*) from working_window(1) where section = 'summary'") == 1
 
 
+def test_rights_that_are_missing_are_granted_or_told(
+    run: Callable[..., Result], shop: Connection, dsn: str
+) -> None:
+    shop.execute(
+        "create role owner_of_app login; create role owner_of_ours login; alter schema app owner to owner_of_app; "
+        "alter table app.message owner to owner_of_app; alter schema pycontext owner to owner_of_ours"
+    )
+    try:
+        for role in ("owner_of_app", "owner_of_ours"):
+            told = run(*SHOP, "--dsn", psycopg.conninfo.make_conninfo(dsn, user=role))
+            assert told.code == 1
+            assert "permission denied for schema" in told.err
+            assert "HINT: adopt as a role that owns the table" in told.err
+        granted = run(*SHOP).out
+        assert 'grant usage on schema "app" to "owner_of_ours"' in granted
+        assert 'grant select on "app"."message" to "owner_of_ours"' in granted
+        assert run(*SHOP, "--yes").code == 0
+        shop.execute("set role owner_of_ours")
+        assert value(shop, "select count(*) from app.message_pycontext") == 1200
+    finally:
+        shop.execute(
+            "reset role; alter schema pycontext owner to current_user; alter schema app owner to current_user"
+        )
+        shop.execute("drop owned by owner_of_ours; alter table app.message owner to current_user")
+        shop.execute("drop role owner_of_app; drop role owner_of_ours")
+
+
 @pytest.mark.core
 def test_the_products_role_needs_select_on_its_table_only(adopted: Connection) -> None:
     adopted.execute(install.extra_sql("roles").encode())
