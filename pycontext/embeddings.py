@@ -9,11 +9,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from pycontext import messages
+from pycontext.errors import BadEmbedding
 from pycontext.masking import mask
 from pycontext.messages import Id, identity
 from pycontext.models import ModelClient, ModelFailed, refused
@@ -180,20 +182,32 @@ class Embed(Question):
         """One embedding a text. Whatever goes wrong, also an answer of a wrong form, is EmbedderFailed."""
         texts = [mask(text) for text in self.texts]
         try:
-            found = self.embedder.embed(texts, is_query=self.is_query, seconds=self.seconds)
+            given = self.embedder.embed(texts, is_query=self.is_query, seconds=self.seconds)
+            found = [vector(one) for one in given]
         except EmbedderFailed:
             raise
+        except BadEmbedding as error:
+            raise EmbedderFailed(f"{self.embedder.name} returned {error.message}") from error
         except Exception as error:
             # Of an unforeseen error the log gets the class only, for its text may quote the chat.
             raise EmbedderFailed(f"{type(error).__name__} in {self.embedder.name}") from error
-        sizes = {len(vector) for vector in found}
+        sizes = set(map(len, found))
         if len(found) != len(texts) or len(sizes) > 1 or sizes == {0}:
             raise EmbedderFailed(
                 f"{self.embedder.name} returned {len(found)} embeddings for {len(texts)} texts"
             )
-        if not all(math.isfinite(x) for vector in found for x in vector):
-            raise EmbedderFailed(f"{self.embedder.name} returned what is no number")
         return found
+
+
+def vector(given: Iterable[float]) -> list[float]:
+    """An embedding as the database keeps it, in single precision. Raises BadEmbedding for what is none."""
+    try:
+        found = array("f", [*given]).tolist()
+    except (TypeError, OverflowError):
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise BadEmbedding("no embedding: that is a list of finite numbers", hint="pass what the model gave")
+    return found
 
 
 def query(text: str, embedder: Embedder, seconds: float = QUERY_SECONDS) -> Steps[list[float] | None]:

@@ -291,7 +291,7 @@ def recall(
     given: dict[str, Any] = {
         "chat_id": identity(chat_id),
         "query": messages.text(query),
-        "query_embedding": None if query_embedding is None else list(query_embedding),
+        "query_embedding": None if query_embedding is None else embeddings.vector(query_embedding),
         "max_rows": max_rows,
         "max_tokens": max_tokens,
         "embedding_model": None,

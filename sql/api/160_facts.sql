@@ -723,6 +723,10 @@ begin
                     hint = 'run sql/extras/embeddings.sql, or leave query_embedding out: recall is lexical then';
             end if;
             perform pycontext._check_embedding_model(embedding_model, cardinality(query_embedding));
+            if exists (select from unnest(query_embedding) x where x in ('NaN', 'Infinity', '-Infinity') is not false) then
+                perform pycontext._raise('PCX13', 'an embedding is of numbers, all of them finite', left(query_embedding::text, 200),
+                    'pass what the model returned');
+            end if;
             v_near := array(select n from pycontext._nearest(c, v_shown, query_embedding, 20 * max_rows) n);
         end if;
     end if;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -316,12 +317,26 @@ def test_an_embedder_of_ones_own(dsn: str, db: Connection) -> None:
     own = Own()
     with pycontext.connect(dsn, embedder=own) as database:
         tell(database)
-        for wrong in ([[1.0]], [[1.0], [1.0, 2.0]] * 2, [[float("nan"), 1.0]] * 4, RuntimeError("cat")):
+        wrong: Any
+        for wrong in (
+            [[1.0]], [[1.0], [1.0, 2.0]] * 2, [[float("nan"), 1.0]] * 4, [[1e39, 1.0]] * 4,
+            [1.0] * 4, [None] * 4, ["ab"] * 4, [[10**400, 1]] * 4, RuntimeError("cat"),
+        ):  # fmt: skip
             own.answer = wrong
             with pytest.raises(EmbedderFailed):
                 database.embed("a")
-        own.answer = None
+            with database.turn("b", "The cat?", recall=True) as turn:
+                assert "cat" in str(turn.messages), "and by words it goes on"
+        own.answer = [array("f", [1.0, 0.5])] * 4  # as libraries of numbers have it
         assert database.embed("a") == 4
+        assert database.recall("b", "cat", query_embedding=[0, 1.5])
+        for wrong in ([float("nan"), 1.0], [1e39, 0], "ab", [None, 1.0], [[1.0], [2.0]]):
+            with pytest.raises(pycontext.BadEmbedding):
+                database.recall("b", "cat", query_embedding=wrong)
+        for told in ("{NaN,1}", "{1,-Infinity}", "{1,NULL}"):
+            with pytest.raises(psycopg.Error) as raised:
+                db.execute("select pycontext.recall('b', 'cat', %s)", (told,))
+            assert raised.value.sqlstate == "PCX13"
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, llm: LLMServer, dsn: str) -> None:
