@@ -551,7 +551,7 @@ begin
         s := pycontext._chat_state(chat_id, token_budget, null);
     end if;
     if c.source is not null and details ->> 'digest' is not null and details ->> 'digest' is distinct from (case
-            when details ->> 'digest' ~ '^-?([0-9]{1,18}|4611686018427387904):' then pycontext._segment_digest(c.chat_id, c.source,
+            when pycontext._is_seq(split_part(details ->> 'digest', ':', 1)) then pycontext._segment_digest(c.chat_id, c.source,
                 split_part(details ->> 'digest', ':', 1)::bigint, v_to) end) then
         perform pycontext._raise('PCX07', 'stale: messages changed while the summary was written',
             format('of those up to %L (#%s)', after_message_id, v_to),
