@@ -93,14 +93,19 @@ def create_chat(
     return created
 
 
-def append(chat_id: Id, given: Any, encodings: Encodings) -> Steps[list[Message]]:
-    """Write the messages in one transaction, with their counts; rows that exist are returned as they are."""
+def append(
+    chat_id: Id, given: Any, encodings: Encodings, request_id: str | None = None
+) -> Steps[list[Message]]:
+    """Write the messages in one transaction, with their counts; rows that exist are returned as they are.
+
+    request_id: the message that they answer; nothing is written where that was taken back.
+    """
     chat_id, elements = identity(chat_id), replies.elements(given)
     encoding = encodings.of(chat_id)
     counted = [messages.counted(element, encoding) for element in elements]
     records = yield Call(
         "append_messages",
-        {"chat_id": chat_id, "messages": messages.to_json(counted)},
+        {"chat_id": chat_id, "messages": messages.to_json(counted), "request_id": request_id},
         is_repeatable=all("message_id" in element for element in elements),
     )
     if not encodings.is_known(chat_id) and any(record["encoding"] is None for record in records):

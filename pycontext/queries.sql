@@ -8,7 +8,10 @@ select pycontext.create_chat(
 
 -- name: append_messages
 select m.chat_id, m.seq, m.message_id, m.kind, m.role, m.created_at, m.encoding
-from pycontext.append_messages(chat_id => %(chat_id)s::text, messages => %(messages)s::jsonb) m;
+from pycontext.append_messages(chat_id => %(chat_id)s::text, messages => case when exists (
+    select from pycontext.message q
+    where q.chat_id = %(chat_id)s::text and q.message_id = %(request_id)s::text and q.gone_act is not null)
+    then '[]' else %(messages)s::jsonb end) m;
 
 -- name: start_turn
 select t.message_id, t.seq, t.messages, t.window_tokens, t.token_budget, t.is_degraded, t.is_answered,

@@ -181,7 +181,7 @@ class TurnCore:
                 added[base] += 1
             given.append(element)
         try:
-            stored = yield from operations.append(self.chat_id, given, self._encodings)
+            stored = yield from operations.append(self.chat_id, given, self._encodings, self.message_id)
         except AdoptedChat as error:
             raise AdoptedChat(
                 error.message,

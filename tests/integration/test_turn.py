@@ -70,6 +70,16 @@ def test_entering_is_one_round_trip(dsn: str, memory: pycontext.Database, tmp_pa
     assert "pycontext.start_turn" in trace.read_text()
 
 
+def test_a_reply_to_a_request_that_was_taken_back_is_not_stored(memory: pycontext.Database) -> None:
+    memory.create_chat("c")
+    with memory.turn("c", "Where is it?", message_id="u1") as turn:
+        memory.rewind("c", "")
+        memory.append("c", {"role": "user", "content": "Where is mine?", "message_id": "u2"})
+        with pytest.raises(pycontext.BadMessage, match="no such request"):
+            turn.add({"role": "assistant", "content": "In hub 7."})
+    assert [row.content for row in memory.thread("c")] == ["Where is mine?"]
+
+
 def test_what_was_added_is_seen_by_a_second_connection_at_once(
     memory: pycontext.Database, db: Connection
 ) -> None:
