@@ -602,6 +602,7 @@ declare
     v_kept bigint := 0;
     v_is_whole boolean := false;
     v_pins pycontext._pin_row[];
+    v_shown bigint[];
     v_whole pycontext._window_state;
     v_room bigint;
     v_low bigint;
@@ -800,6 +801,12 @@ begin
         end if;
     end loop;
     v_total := ceil(v_high * v_grid);
+    if v_pins is not null then
+        select array_agg(r.seq) into v_shown
+        from pycontext._thread_rows(s.chat_id, s.source, s.pin_units, s.pin_units, s.act_arg, walked => s.walked,
+            walked_at => s.walked_at) r
+        where r.seq <= s.hi_seq;
+    end if;
     if s.floor_seq > s.lo_seq + 1 then
         b := pycontext._border(s, v_total);
         if (s.walked_users[1] < b.unit_seq) is not true then
@@ -837,10 +844,9 @@ begin
             s.marker_tokens := greatest(s.marker_tokens - coalesce(v_request.frozen_tokens, 0)
                 - pycontext._pinned_between(v_pins, s.marker_from - 1, v_request.seq)
                 - pycontext._pinned_between(v_pins, coalesce(v_request.seq, s.marker_from - 1), s.first_unit), 0);
-            s.marker_to := pycontext._marker_end(s, s.marker_from, s.first_unit,
-                array_append(s.pin_units, v_request.seq));
+            s.marker_to := pycontext._marker_end(s, s.marker_from, s.first_unit, array_append(v_shown, v_request.seq));
             if s.marker_to between s.head_from and s.head_to then
-                s.marker_to := pycontext._marker_end(s, s.marker_from, s.head_from, s.pin_units);
+                s.marker_to := pycontext._marker_end(s, s.marker_from, s.head_from, v_shown);
             end if;
             if v_pins is not null then
                 s := pycontext._with_pins(s, v_pins, s.first_unit);

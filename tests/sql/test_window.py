@@ -847,6 +847,17 @@ def test_a_late_and_large_result_of_what_stands_before_the_first_turn_does_not_c
     held(chat, 3000)
 
 
+def test_no_marker_stands_for_a_pinned_unit(begin: Begin) -> None:
+    chat = begin(user("u1 " * 20))
+    chat.play(Work(4, Words(17, 3)))
+    chat.play(Work(2, Words(4, 50), 3))
+    chat.append(user("more " * 170, metadata={"injected": True}))
+    chat.play(Prune(3000))
+    chat.play(Pin(8))
+    for budget in range(2700, 3400, 100):
+        held(chat, budget)
+
+
 def test_where_pins_do_not_fit_the_oldest_pin_gives_way_first(begin: Begin) -> None:
     chat = begin(user("begin"), *[says(f"note {n} " * 40) for n in range(3)], user("go"))
     older, newer = chat.thread.rows[3], chat.thread.rows[1]  # by when they are pinned, not where they stand
