@@ -95,6 +95,28 @@ def test_a_writers_temporary_types_never_run_as_the_installer(roles: Connection,
             writer.execute(f"select pycontext.{call}".encode())
 
 
+def test_a_type_of_a_writers_becomes_text_with_his_rights(roles: Connection) -> None:
+    """Functions take a chat id of any type, also of one whose cast to text is a function of the caller's."""
+    roles.execute("create schema his authorization pycontext_writer")
+    roles.execute("set role pycontext_writer")
+    roles.execute("create type his.id as (n integer)")
+    roles.execute(
+        "create function his.who(his.id) returns text language sql as $$ select current_user::text $$"
+    )
+    roles.execute("create cast (his.id as text) with function his.who(his.id)")
+    for call in (
+        "create_chat(row(1)::his.id, 'Be brief.')",
+        "append_message(row(1)::his.id, 'user', 'hello')",
+        "start_over(row(1)::his.id)",
+        "delete_chat(row(1)::his.id)",
+    ):
+        roles.execute(f"select pycontext.{call}".encode())
+        chats = roles.execute("select distinct chat_id from pycontext.chat").fetchall()
+        assert chats in ([("pycontext_writer",)], []), call
+    assert chats == []
+    roles.execute("drop schema his cascade")
+
+
 def test_a_reader_reads_only(roles: Connection) -> None:
     roles.execute("select pycontext.create_chat('a')")
     roles.execute("select pycontext.append_message('a', 'user', 'hello')")
