@@ -134,6 +134,22 @@ begin
 end
 $$;
 
+-- The columns that a relation lacks, of those every source has and of others that it was registered with.
+create or replace function pycontext._missing_columns(relation regclass, others text[])
+returns setof text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select w.name
+    from unnest(array['chat_id', 'seq', 'message_id', 'role', 'content', 'created_at'] || others) w (name)
+    where not exists (
+        select from pg_catalog.pg_attribute a
+        where a.attrelid = relation and a.attname = w.name and not a.attisdropped and a.attnum > 0)
+$$;
+
+comment on function pycontext._missing_columns(regclass, text[]) is
+    'Private. The columns of a source that a relation lacks.';
+
 -- A relation of the product (normally a view) as the home of chats. What it must offer is checked here. It runs with
 -- the caller's rights: acts read the relation as the installing role, so whoever owns it is trusted like that role.
 create or replace function pycontext.register_source(name text, relation regclass, is_default boolean default false)
@@ -142,13 +158,9 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_missing text;
+    v_missing text := (select string_agg(m.name, ', ') from pycontext._missing_columns(relation, '{}') m (name));
+    v_default text;
 begin
-    select string_agg(w.column_name, ', ') into v_missing
-    from unnest(array['chat_id', 'seq', 'message_id', 'role', 'content', 'created_at']) w (column_name)
-    where not exists (
-        select from pg_catalog.pg_attribute a
-        where a.attrelid = relation and a.attname = w.column_name and not a.attisdropped and a.attnum > 0);
     if v_missing is not null then
         perform pycontext._raise('PCX12', 'the relation lacks columns of a source',
             format('%s has no %s', relation, v_missing),
@@ -179,9 +191,9 @@ begin
     if is_default then
         update pycontext.source s set is_default = false
         where s.source <> register_source.name and s.is_default
-        returning s.source into v_missing;
+        returning s.source into v_default;
         if found then
-            raise warning '% is no longer the default: chats of it without a row of their own are read from % now', v_missing, name;
+            raise warning '% is no longer the default: chats of it without a row of their own are read from % now', v_default, name;
         end if;
     end if;
     return name;

@@ -79,8 +79,8 @@ comment on function pycontext._told_time(timestamptz) is 'Private. A time of a p
 -- rows, $5 message id, $6 and $7 the times of $2 and $3, $8 the encoding of counts. Names come from the catalog, values
 -- are arguments. kind: newest or oldest rows, newest or oldest user message, the row of an id, calls (the newest), results
 -- (the oldest, and calls), each with its count; newest or oldest places, without content; all rows, without counts; cut: no
--- rows, but where the first $4 rows end (first_seq is the place after them) and what they cost, by the size of a few at eight places among them; edge: no
--- rows, but a hash of the places of the newest $4 of them, as tokens.
+-- rows, but where the first $4 rows end (first_seq is the place after them) and what they cost, by the size of a few at
+-- eight places among them; edge: no rows, but a hash of the places of the newest $4 of them, as tokens.
 create or replace function pycontext._source_query(f pycontext.source, kind text)
 returns text
 language plpgsql stable
@@ -91,6 +91,7 @@ declare
     v_call_id text := case when 'tool_call_id' = any(f.has_columns) then 'x.tool_call_id::text' else 'null::text' end;
     v_name text := case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end;
     v_metadata text := case when 'metadata' = any(f.has_columns) then 'pycontext._jsonb(x.metadata)' else 'null::jsonb' end;
+    v_is_ours text := 'r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')';
     v_is_narrow boolean := kind like '% places';
     v_is_counted boolean := kind not like '% places' and kind <> 'all';
     v_way text := case when kind like 'newest%' or kind in ('id', 'calls', 'edge') then ' desc' else '' end;
@@ -107,15 +108,15 @@ begin
     end if;
     if kind = 'edge' then
         return 'select null::pycontext._source_row[] as rows, null::boolean as has_calls, count(*) as looked_at,'
-            || ' null::bigint as first_seq, null::boolean as is_counted, bit_xor(hashint8extended(r.seq, 0)) filter (where'
-            || ' r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')) as tokens from ('
+            || ' null::bigint as first_seq, null::boolean as is_counted, bit_xor(hashint8extended(r.seq, 0)) filter (where '
+            || v_is_ours || ') as tokens from ('
             || 'select x.seq::bigint as seq, x.role::text as role' || pycontext._source_range(f) || v_order || ' limit $4) r';
     end if;
     return 'select array_agg(row(r.*, '
         || case when v_is_counted then 'c.*'
             else 'null::integer, null::integer, null::smallint, null::boolean, null::boolean, null::bigint' end
         || ')::pycontext._source_row order by r.seq)'
-        || ' filter (where r.role in (''user'', ''assistant'', ''tool'', ''system'', ''developer'')'
+        || ' filter (where ' || v_is_ours
         || case kind when 'calls' then ' and r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'''
             when 'results' then ' and (r.role = ''tool'' or r.role = ''assistant'' and jsonb_typeof(r.tool_calls) = ''array'')'
             else '' end

@@ -164,8 +164,8 @@ begin
 end
 $$;
 comment on function pycontext.explain_window(text, integer, text, text, bigint, integer) is
-    'Why each row is in the window of that budget and time (as_of: a message_id; null = now), or is not: its fate, by which line, pass or act, and what it '
-    'takes; oldest first, lines included. Made of the window''s own rows: tokens of all of it are the window''s. search: only '
+    'Why each row is in the window of that budget and time (as_of: a message_id; null = now), or is not: its fate, by which '
+    'line, pass or act, and what it takes; oldest first, lines included. Made of the window''s own rows: tokens of all of it are the window''s. search: only '
     'rows with all these words, in any case. The newest max_rows before before_seq (with search, of 100,000 looked at); '
     'a row "not shown" tells where to go on.';
 

@@ -57,12 +57,9 @@ begin
     return (
         select format('%s: %s', f.relation, string_agg(q.fault, ', '))
         from (
-            select 'no column ' || w.name as fault
-            from unnest(array['chat_id', 'seq', 'message_id', 'role', 'content', 'created_at'] || f.has_columns
-                || case when f.order_type is not null then array['order_at'] end) w (name)
-            where not exists (
-                select from pg_catalog.pg_attribute a
-                where a.attrelid = f.relation::regclass and a.attname = w.name and not a.attisdropped and a.attnum > 0)
+            select 'no column ' || m.name as fault
+            from pycontext._missing_columns(f.relation::regclass,
+                f.has_columns || case when f.order_type is not null then array['order_at'] end) m (name)
             union all
             select format('%s is %s, was %s', t.name, t.now, t.was)
             from (values ('chat_id', f.chat_type, n.chat_type), ('message_id', f.message_type, n.message_type),
