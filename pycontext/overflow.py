@@ -13,7 +13,9 @@ _CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 
 _WORDS = re.compile(
     r"context_length_exceeded|maximum context length|exceeds? (?:the|this model's) (?:context window"
-    r"|available context size)|prompt is too long|input length and `?max_tokens`? exceed context limit",
+    r"|available context size)|prompt is too long|longer than the maximum model length"
+    r"|input is too long for|exceeds the maximum number of tokens|maximum prompt length is"
+    r"|input length and `?max_tokens`? exceed context limit",
     re.IGNORECASE,
 )
 _COUNTS = (
@@ -23,13 +25,16 @@ _COUNTS = (
     re.compile(r"length is (?P<limit>\d+) tokens\D+?(?P<asked>\d+)(?P<more>)"),
     # llama.cpp: "request (10000 tokens) exceeds the available context size (8192 tokens)"
     re.compile(r"request \((?P<asked>\d+) tokens\)(?P<more>)\D+(?P<limit>\d+)"),
+    # vLLM: "The decoder prompt (length 10000) is longer than the maximum model length of 8192"
+    re.compile(r"length (?:of )?(?P<asked>\d+)\)?(?P<more>) is longer than the maximum\D+(?P<limit>\d+)"),
 )
 
 
 def is_overflow(error: BaseException) -> bool:
     """True where a provider's error says that the prompt is longer than its model's context.
 
-    Known are OpenAI's, Anthropic's, vLLM's and llama.cpp's; True for a ContextOverflow, too.
+    Known are OpenAI's, Anthropic's, Google's, Bedrock's, xAI's, vLLM's and llama.cpp's words; True for a
+    ContextOverflow, too.
     """
     if isinstance(error, ContextOverflow):
         return True
