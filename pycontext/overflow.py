@@ -13,20 +13,23 @@ _CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 
 _WORDS = re.compile(
     r"context_length_exceeded|maximum context length|exceeds? (?:the|this model's) (?:context window"
-    r"|available context size)|prompt is too long|longer than the maximum model length"
-    r"|input is too long for|exceeds the maximum number of tokens|maximum prompt length is"
-    r"|input length and `?max_tokens`? exceed context limit",
+    r"|available context size)|prompt is too long|input length and `?max_tokens`? exceed context limit"
+    r"|is longer than the maximum model length|exceeds the maximum number of tokens allowed"
+    r"|input is too long for requested model|maximum prompt length is",
     re.IGNORECASE,
 )
 _COUNTS = (
     # Anthropic: "prompt is too long: 210000 tokens > 200000 maximum", and "…: 190000 + 20000 > 200000"
     re.compile(r"(?P<asked>\d+)(?: \+ (?P<more>\d+))?(?: tokens)? > (?P<limit>\d+)"),
     # OpenAI: "maximum context length is 8192 tokens. However, you requested 10000 tokens (9000 in …"
-    re.compile(r"length is (?P<limit>\d+) tokens\D+?(?P<asked>\d+)(?P<more>)"),
+    # xAI: "maximum prompt length is 131072 but the request contains 136973 tokens"
+    re.compile(r"length is (?P<limit>\d+) \D+?(?P<asked>\d+)(?P<more>)"),
     # llama.cpp: "request (10000 tokens) exceeds the available context size (8192 tokens)"
     re.compile(r"request \((?P<asked>\d+) tokens\)(?P<more>)\D+(?P<limit>\d+)"),
     # vLLM: "The decoder prompt (length 10000) is longer than the maximum model length of 8192"
     re.compile(r"length (?:of )?(?P<asked>\d+)\)?(?P<more>) is longer than the maximum\D+(?P<limit>\d+)"),
+    # Google: "The input token count (1200293) exceeds the maximum number of tokens allowed (1048576)"
+    re.compile(r"count \((?P<asked>\d+)\)(?P<more>) exceeds the maximum\D+(?P<limit>\d+)"),
 )
 
 
