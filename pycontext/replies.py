@@ -188,6 +188,8 @@ def _anthropic(fields: dict[str, Any]) -> list[Element]:
         return results
     message = {key: fields[key] for key in _OWN if key in fields}
     message["content"] = rest or (content if isinstance(content, str) else None)
+    if fields.get("stop_reason") == "pause_turn":  # no answer yet: it is sent back as it is, and goes on
+        message["stop_reason"] = "pause_turn"
     return [*results, {**message, "tool_calls": calls, "completion_id": fields.get("id")}]
 
 

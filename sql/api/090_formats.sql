@@ -237,6 +237,17 @@ as $$
             select max(x.ordinal) from unnest(rows) x where x.role not in ('assistant', 'tool')))
 $$;
 
+-- Whether a reply ends at a call of Anthropic's own tools: it is paused, and goes on from there, and only from there.
+create or replace function pycontext._is_paused(content jsonb)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select exists (
+        select from jsonb_array_elements(case jsonb_typeof(content) when 'array' then content else '[]' end) e
+        where e.value ->> 'type' in ('server_tool_use', 'mcp_tool_use')
+            and not content @> jsonb_build_array(jsonb_build_object('tool_use_id', e.value -> 'id')))
+$$;
+
 -- The ids of a row's calls as they are sent: of an alphabet that every provider takes, and unique in the request. A later
 -- use of an id takes the place of its call along; `used` holds what stands in the request already.
 create or replace function pycontext._call_ids(tool_calls jsonb, seq bigint, used jsonb)
@@ -412,11 +423,7 @@ begin
     if v_role is not null then
         v_messages := v_messages || jsonb_build_object('role', v_role, 'content', v_blocks);
     end if;
-    if v_memory <> '[]' or v_role is distinct from 'user' and not coalesce(v_role = 'assistant' and exists (
-            -- paused at a call of Anthropic's own tools: it goes on from there, and only from there
-            select from jsonb_array_elements(v_blocks) u
-            where u.value ->> 'type' in ('server_tool_use', 'mcp_tool_use')
-                and not v_blocks @> jsonb_build_array(jsonb_build_object('tool_use_id', u.value -> 'id'))), false) then
+    if v_memory <> '[]' or v_role is distinct from 'user' and not coalesce(v_role = 'assistant' and pycontext._is_paused(v_blocks), false) then
         v_messages := v_messages || jsonb_build_object('role', 'user', 'content', v_memory || v_continue);
     end if;
     return jsonb_strip_nulls(jsonb_build_object('system', v_system)) || jsonb_build_object('messages', to_jsonb(v_messages));

@@ -39,7 +39,16 @@ as $$
         where r.reasoning_tokens > 0 and r.seq < q.to_seq))
 $$;
 
--- The reply to a request, the newest one: an assistant's row without calls that is the request's by its id (what a turn adds is
+-- Whether a row is a reply that its turn ends with: it calls nothing, and Anthropic did not pause in it (pause_turn).
+create or replace function pycontext._is_final(role text, calls integer, content jsonb, metadata jsonb)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select role = 'assistant' and calls = 0 and coalesce(metadata ->> 'stop_reason', '') <> 'pause_turn'
+        and not pycontext._is_paused(content)
+$$;
+
+-- The reply to a request, the newest one: a final row that is the request's by its id (what a turn adds is
 -- called <message_id>/…), wherever another tab's turn may stand, or by its place, before the next request (to_seq).
 create or replace function pycontext._reply_to(chat_id text, seq bigint, message_id text, to_seq bigint)
 returns setof pycontext._stored_row
@@ -58,7 +67,7 @@ as $$
                 select from pycontext.message x
                 where x.chat_id = t.chat_id and x.message_id = substring(t.message_id from '^(.+)/[^/]*$')
                     and x.role = 'user' and x.seq <> _reply_to.seq)) q
-    where q.role = 'assistant' and q.calls = 0 and q.line_no = 0 and q.gone_act is null
+    where pycontext._is_final(q.role, q.calls, q.content, q.metadata) and q.line_no = 0 and q.gone_act is null
     order by q.seq desc limit 1
 $$;
 
@@ -208,7 +217,8 @@ begin
             from pycontext._thread_rows(chat_id, s.source, array[r.seq + 1], array[s.hi_seq], null, 1, users_only => true) t;
         end if;
         -- an adopted chat: the newest row before the next request
-        select t.role = 'assistant' and t.calls = 0, pycontext._content_text(t.content) into r.is_answered, r.reply
+        select pycontext._is_final(t.role, t.calls, t.content, t.metadata), pycontext._content_text(t.content)
+        into r.is_answered, r.reply
         from pycontext._thread_rows(chat_id, s.source, array[r.seq + 1], array[coalesce(v_next - 1, s.hi_seq)], null, 1, true) t;
     else
         if m.gone_act is null then

@@ -305,7 +305,8 @@ comment on column pycontext.turn_start.token_budget is
 comment on column pycontext.turn_start.is_degraded is
     'True: something was pruned, cut or left out for this window to fit, beside what a pruning pass settled.';
 comment on column pycontext.turn_start.is_answered is
-    'True: the message has its reply, without tool calls, already; this is a retry. Other messages may stand between.';
+    'True: the message has its reply, without tool calls and not paused (metadata.stop_reason pause_turn, or a call of Anthropic''s '
+    'own tools without its result), already; this is a retry. Other messages may stand between.';
 comment on column pycontext.turn_start.reply is 'What that reply says.';
 comment on column pycontext.turn_start.memory is
     'memory as given, and what was recalled: to be given as memory when the turn is read again, for the block to stay as it is.';
@@ -605,6 +606,8 @@ begin
             ('_fenced', 'A text in a fence, with the fence tags inside it made harmless.'),
             ('_anthropic_blocks', 'A content as blocks for Anthropic.'),
             ('_lone_uses', 'Calls of Anthropic''s own tools without their result, and results without their call.'),
+            ('_is_paused', 'Whether a reply ends at a call of one of Anthropic''s own tools.'),
+            ('_is_final', 'Whether a row is a reply that its turn ends with.'),
             ('_call_ids', 'Ids of a row''s calls as they are sent, unique in the request.'),
             ('_cache_marks', 'Rows of a window that end a prefix worth keeping in Anthropic''s cache.'),
             ('_call_input', 'Arguments of a call as the object that Anthropic asks for.'),

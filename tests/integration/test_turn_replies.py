@@ -160,6 +160,18 @@ def test_reasoning_stands_before_what_it_led_to(memory: pycontext.Database) -> N
         assert turn.anthropic["messages"][1]["content"][0] == THOUGHT
 
 
+def test_a_reply_that_was_paused_goes_on_when_the_request_is_sent_again(memory: pycontext.Database) -> None:
+    paused, answer = anthropic_message("one", "Looking."), anthropic_message("two", "In hub seven.")
+    paused.stop_reason = "pause_turn"
+    for reply in (paused, answer):  # each by a process that is gone then
+        with memory.turn("a", "Where?", message_id="u1", format="anthropic") as turn:
+            assert not turn.is_answered
+            turn.add(reply)
+    with memory.turn("a", "Where?", message_id="u1", format="anthropic") as turn:
+        assert turn.is_answered
+        assert turn.reply == "In hub seven."
+
+
 def test_results_in_any_form_answer_calls_of_any_form(memory: pycontext.Database) -> None:
     for number, (format, form) in enumerate((f, g) for f in MADE for g in RESULTS):
         with memory.turn(f"c{number}", "Where?", format="all", compact="off") as turn:

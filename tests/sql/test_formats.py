@@ -266,6 +266,26 @@ def test_a_reply_paused_at_a_tool_of_anthropics_goes_on_where_it_is(db: Connecti
     assert [block for _, block in blocks(turn(db, user("next"))["anthropic"])][-4:-2] == [USE, FOUND]
 
 
+@pytest.mark.parametrize("said", [[USE], [USE, FOUND], "Still looking."], ids=["call", "found", "text"])
+def test_a_request_is_not_answered_by_a_reply_that_anthropic_paused(db: Connection, said: Any) -> None:
+    def start() -> tuple[bool, str | None]:
+        row = db.execute(
+            "select is_answered, reply from start_turn('c', %s)", (json.dumps(request),)
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    request = user("go", message_id="u1")
+    paused = says(said, metadata={} if said == [USE] else {"stop_reason": "pause_turn"})
+    begin(db, request, paused, prompt=None)
+    assert start() == (False, None)
+    answer = says([*([FOUND] if said == [USE] else []), {"type": "text", "text": "Here."}])
+    db.execute("select append_messages('c', %s)", (json.dumps([answer]),))
+    is_answered, reply = start()
+    assert is_answered
+    assert str(reply).endswith("Here.")
+
+
 @pytest.mark.parametrize("left", [USE, FOUND], ids=["call", "result"])
 def test_a_tool_of_anthropics_that_stands_alone_is_told_as_words(db: Connection, left: Any) -> None:
     begin(db, user("go"), says([left, {"type": "text", "text": "Here."}]))
