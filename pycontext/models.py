@@ -163,6 +163,10 @@ class ModelClient:
             raise ModelFailed(f"the model client failed ({type(error).__name__})") from error
         except ValueError as error:  # not JSON
             raise ModelFailed("the model server's answer could not be read") from error
+        except Exception as error:
+            if not type(error).__module__.startswith("httpx"):  # openai before 3 lets these out of a stream
+                raise
+            raise ModelFailed("the model server's answer broke off") from error
 
     def complete(
         self,

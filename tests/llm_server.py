@@ -30,6 +30,10 @@ Answer = str | Callable[[dict[str, Any]], Any]
 """A fault by name, or a function from the request to a content (str), a message (dict) or (status, body)."""
 
 
+class Broken(bytes):
+    """An answer that breaks off: more was promised, and the connection is closed."""
+
+
 class LLMServer:
     """`script` lists what the next requests get; `requests` keeps what they were."""
 
@@ -338,9 +342,10 @@ def _handler(server: LLMServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Content-Length", str(len(data) + isinstance(data, Broken)))
                 self.end_headers()
                 self.wfile.write(data)
+                self.close_connection = isinstance(data, Broken)
             except OSError:  # the client gave up
                 self.close_connection = True
 

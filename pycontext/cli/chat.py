@@ -189,8 +189,9 @@ class Talk:
         self._status()
 
     def _reply(self, turn: pycontext.Turn) -> dict[str, Any]:
-        """Stream one reply to the terminal, and return it as a message. Ctrl-C ends it where it is.
+        """Stream one reply to the terminal, and return it as a message.
 
+        Ctrl-C, or the end of the server, ends it where it is.
         Where the model has no room for the prompt it is compacted, once, and sent again.
         """
         import openai
@@ -198,6 +199,7 @@ class Talk:
         said: list[str] = []
         calls: dict[int, dict[str, Any]] = {}
         used: dict[str, Any] = {}
+        cut: KeyboardInterrupt | ModelFailed | None = None
         options: Any = {"model": self.client.model, "messages": turn.messages, "stream": True}
         options["stream_options"] = {"include_usage": True}
         if self.schemas:
@@ -214,12 +216,18 @@ class Talk:
             raise Failed(
                 f"the model server answered with status {error.status_code}", detail=error.message
             ) from error
-        except KeyboardInterrupt:
-            calls.clear()
-            said.append(" […]")
+        except (KeyboardInterrupt, ModelFailed) as error:
+            if not said and isinstance(error, ModelFailed):
+                raise
+            cut = error
         finally:
             if said:
                 out().file.write("\n")
+        if cut is not None:  # what was shown is kept
+            calls.clear()
+            said.append(" […]")
+        if isinstance(cut, ModelFailed):
+            report(Failed(cut.reason, hint="the reply is kept as far as it came"))
         if calls:
             tool_calls = list(calls.values())
             return {"role": "assistant", "content": "".join(said) or None, "tool_calls": tool_calls, **used}

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import validators
-from llm_server import LLMServer
+from llm_server import Broken, LLMServer
 
 import pycontext
 
@@ -180,23 +180,29 @@ def test_what_goes_wrong_with_a_line_is_told_and_the_next_is_read(
         lambda request: "",
         "not_json",
         streamed({"delta": {"content": "Half of"}}, end='{"error": {"message": "overloaded"}}'),
+        lambda request: (200, Broken(streamed({"delta": {"content": "A third"}}, end="")(request)[1])),
+        lambda request: (200, Broken()),
         streamed({"finish_reason": None}, {"delta": {"content": "No delta."}}),
         streamed({"delta": {"refusal": "I will not."}}),
         *[lambda request: {"content": None, "tool_calls": [call]}] * 8,
         lambda request: "Here again.",
     )
-    lines = "one\ntwo\nthree\nfour\n/pin 99999999999999999999\nfive \udcff\nsix\nseven\neight\n"
-    done = talk(environment, "c", lines=lines)
+    lines = ["one", "two", "three", "four", "four too", "four again", "/pin 99999999999999999999"]
+    lines += ["five \udcff", "six", "seven", "eight"]
+    done = talk(environment, "c", lines="\n".join(lines))
     assert done.returncode == 0, done.stderr
     assert "Half of\n" in done.stdout
+    assert "A third\n" in done.stdout
     assert "Here again." in done.stdout
     for told in ("status 400", "the model said nothing", "out of range", "called tools 8 times"):
         assert told in done.stderr
-    assert done.stderr.count("error:") == 6
+    assert done.stderr.count("error:") == 8
+    assert done.stderr.count("kept as far as it came") == 2
     assert "Traceback" not in done.stderr
     said = [row.content for row in memory.thread("c") if row.role != "tool" and row.content]
     replies = ["five \ufffd", "No delta.", "six", "I will not.", "seven", "eight", "Here again."]
-    assert said == ["one", "two", "three", "four", *replies]
+    kept = ["four", "Half of […]", "four too", "A third […]", "four again"]
+    assert said == ["one", "two", "three", *kept, *replies]
 
 
 def test_without_a_model_the_error_names_the_variables(environment: dict[str, str]) -> None:
