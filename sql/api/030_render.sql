@@ -16,6 +16,30 @@ as $$
     select regexp_replace(body, '<(?=[\\/\s]*(memory-context|chat-summary|turn-context|system-note))', '<\\', 'gi')
 $$;
 
+-- Whether JSON is nested deeper than every client reads it back: Python's gives up before a thousand levels.
+create or replace function pycontext._is_deep(j jsonb)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select j @? '$.**{200}'
+$$;
+
+-- A text as JSON; null where it is none, or too deep.
+create or replace function pycontext._parsed(body text)
+returns jsonb
+language plpgsql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_parsed jsonb;
+begin
+    v_parsed := body::jsonb;
+    return case when not pycontext._is_deep(v_parsed) then v_parsed end;
+exception when others then
+    return null;
+end
+$$;
+
 create or replace function pycontext._part_kind(part jsonb)
 returns text
 language sql immutable parallel safe

@@ -11,6 +11,9 @@ begin
     if jsonb_typeof(m) <> 'object' then
         perform pycontext._raise('PCX02', 'a message must be an object', v_at, 'pass {"role": …, "content": …}');
     end if;
+    if pycontext._is_deep(m) then
+        perform pycontext._raise('PCX02', 'a message is nested too deeply', v_at, 'pass what is deeper than 200 levels as text');
+    end if;
     if coalesce(m ->> 'role', '') not in ('user', 'assistant', 'tool', 'system', 'developer') then
         perform pycontext._raise('PCX02', 'unknown role', format('role is %s in %s', coalesce(m -> 'role', 'null'), v_at),
             case when left(m ->> 'role', 1) in ('{', '[')

@@ -282,17 +282,10 @@ $$;
 -- A call's input must be an object for Anthropic; what does not parse is passed whole under one key.
 create or replace function pycontext._call_input(arguments text)
 returns jsonb
-language plpgsql immutable parallel safe
-set search_path = pg_catalog, pg_temp
+language sql immutable parallel safe
 as $$
-begin
-    if jsonb_typeof(arguments::jsonb) = 'object' then
-        return arguments::jsonb;
-    end if;
-    return jsonb_build_object('arguments', arguments);
-exception when others then
-    return jsonb_build_object('arguments', arguments);
-end
+    select case jsonb_typeof(p.parsed) when 'object' then p.parsed else jsonb_build_object('arguments', arguments) end
+    from pycontext._parsed(arguments) p (parsed)
 $$;
 
 -- Where Anthropic's cache marks go: ordinals of the rows that end a prefix worth keeping, at most four. The system prompt;

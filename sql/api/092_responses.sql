@@ -76,7 +76,7 @@ as $$
     select case
         when content @? 'strict $[0] ? (@.type == "input_image")' then 'image'
         when content @? 'strict $[0] ? (@.type == "tool_search_output")' then 'tools'
-        when content #>> '{}' ~ '^\{"approve":(true|false)[,}]' then 'answer'
+        when content #>> '{}' ~ '^\{"approve":(true|false)[,}]' and pycontext._parsed(content #>> '{}') is not null then 'answer'
         else 'text'
     end
 $$;
@@ -101,11 +101,7 @@ begin
         return v_beside || jsonb_build_object('type', v_type, 'name', v_name, 'arguments', v_arguments);
     elsif v_type ~ '^(shell|apply_patch)_call$' or is_open and v_beside ->> 'id' <> '' and (v_type = 'local_shell_call'
             or v_type = 'computer_call' and result = 'image') or v_type = 'tool_search_call' and result = 'tools' then
-        begin
-            v_own := v_arguments::jsonb;
-        exception when others then
-            v_own := null;
-        end;
+        v_own := pycontext._parsed(v_arguments);
         if v_own ?| array['action', 'actions', 'operation', 'arguments'] then
             return jsonb_build_object('type', v_type, 'call_id', call_id) || v_beside || v_own || case v_type
                 when 'shell_call' then '{}'::jsonb

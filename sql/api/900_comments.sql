@@ -554,6 +554,8 @@ begin
             ('_no_such_chat', 'Raises PCX01.'),
             ('_has_fence', 'Whether a text contains one of our fence tags.'),
             ('_escape_fences', 'The text with one character put into each of our fence tags.'),
+            ('_is_deep', 'Whether JSON is nested deeper than every client reads it back.'),
+            ('_parsed', 'A text as JSON; null where it is none, or too deep.'),
             ('_part_kind', 'Kind of a content part: text, image, reasoning, file or other.'),
             ('_part_json', 'A content part as text, a file without its data.'),
             ('_part_text', 'Text of a content part; empty where it has none.'),

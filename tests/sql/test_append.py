@@ -209,6 +209,17 @@ def test_arguments_nested_deeper_than_the_stack_are_stored_as_they_came(chat: Co
     assert stored.fetchone() == (arguments,)
     row = chat.execute("select sum(tokens) <= 300 from pycontext.working_window('c', 300)").fetchone()
     assert row == (True,)
+    for form in ("openai_messages", "anthropic_messages", "responses_input"):  # as a client reads them
+        read = chat.execute(f"select pycontext.{form}('c', 1000000)").fetchone()
+        assert read is not None
+        assert json.dumps(arguments)[1:-1] in json.dumps(read[0])
+    deep = {
+        "role": "user",
+        "content": [{"type": "text", "text": "x", "more": json.loads("[" * 300 + "]" * 300)}],
+    }
+    with pytest.raises(psycopg.Error, match="nested too deeply") as error:
+        append(chat, deep)
+    assert error.value.sqlstate == "PCX02"
 
 
 def test_many_calls_of_one_row_cost_by_their_number(db: Connection) -> None:

@@ -303,6 +303,13 @@ def test_a_call_that_is_none_is_told_as_words(db: Connection) -> None:
     assert "nobody asked" in json.dumps(forms["responses"])
 
 
+def test_an_approval_that_does_not_parse_is_told_as_words(db: Connection) -> None:
+    asked = calls("A")
+    asked["tool_calls"][0]["type"] = "mcp_approval_request"
+    begin(db, user("go"), asked, result("A", '{"approve":true, as he said'))
+    assert "as he said" in json.dumps(turn(db)["responses"])
+
+
 def test_names_that_no_tool_can_have_are_made_such_that_providers_take(db: Connection) -> None:
     call = calls("A", "B", "C")
     for made, name in zip(call["tool_calls"], ("look up/the hub", "x" * 200, "functions.look"), strict=True):
