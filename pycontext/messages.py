@@ -60,8 +60,8 @@ def optional_identity(value: Any, what: str = "chat_id") -> str | None:
 
 
 def text(value: str | None) -> str | None:
-    """Text as Postgres can store it."""
-    return None if value is None else clean_text(value)
+    """Text as Postgres can store it; what is no text is for the statement it goes to, to refuse."""
+    return clean_text(value) if isinstance(value, str) else value
 
 
 def to_json(value: Any) -> str:

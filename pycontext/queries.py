@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
 _MARK = "-- name:"
+_TYPED = re.compile(r"%\((\w+)\)s::(\w+)")
 
 
 @cache
@@ -30,3 +32,9 @@ def queries() -> Mapping[str, str]:
 def query(name: str) -> str:
     """The statement of that name."""
     return queries()[name]
+
+
+@cache
+def parameter_types(name: str) -> Mapping[str, str]:
+    """Which type each parameter of that statement is sent as."""
+    return MappingProxyType(dict(_TYPED.findall(query(name))))

@@ -72,7 +72,7 @@ def _read(value: Any) -> list[Element]:
     found: list[Element] = []
     said: list[dict[str, Any]] = []  # items in a row: what a model says in one go is one message
     for given in value if isinstance(value, (list, tuple)) else [value]:
-        fields = {"role": "user", "content": given} if isinstance(given, str) else _fields(given)
+        fields = {"role": "user", "content": given} if isinstance(given, str) else fields_of(given)
         if _is_item(fields):
             said.append(fields)
             continue
@@ -86,7 +86,8 @@ def _get(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
+    """A dict, or an object of a provider's library, as a dict. Raises UnknownMessageType."""
     fields = _mapping(value)
     if fields is None:
         raise _unknown(type(value).__name__)

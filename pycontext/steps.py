@@ -17,9 +17,13 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from pycontext.clean import clean_text
+from pycontext.errors import BudgetTooSmall, PycontextError
+from pycontext.queries import parameter_types
 from pycontext.summarizer import AnySummarizer, SummarizerFailed, SummaryRequest, SummaryResult
 
 T = TypeVar("T")
+
+_MOST = {"integer": 2**31 - 1, "bigint": 2**63 - 1}
 
 _GRACE = 10.0
 """How many seconds a cancelled operation has to give back what it holds."""
@@ -34,10 +38,27 @@ class Call:
     is_repeatable: bool = True
 
     def __post_init__(self) -> None:
+        types = parameter_types(self.query)
         for name, value in self.parameters.items():
             # contents have been cleaned; a name is not changed behind the caller's back
             if isinstance(value, str) and value != clean_text(value):
                 raise ValueError(f"{name} must be text without NUL and lone surrogates")
+            if value is not None:
+                _check(name, value, types.get(name))
+
+
+def _check(name: str, value: Any, kind: str | None) -> None:
+    """Whether Postgres can take a value as a parameter of its statement's type."""
+    wanted = str if kind == "text" else int if kind in _MOST else None
+    if wanted is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
+        raise TypeError(f"{name} must be {wanted.__name__}, not {type(value).__name__}")
+    if kind in _MOST and not -_MOST[kind] <= value <= _MOST[kind]:
+        refused = BudgetTooSmall if name == "token_budget" else PycontextError
+        raise refused(
+            f"{name} is out of range",
+            detail=f"{name} is {value}",
+            hint=f"pass at most {_MOST[kind]}, or leave it out",
+        )
 
 
 class Question:

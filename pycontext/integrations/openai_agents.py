@@ -14,7 +14,8 @@ from pycontext import operations
 from pycontext.async_chat import AsyncDatabase
 from pycontext.errors import BadMessage, NoSuchChat
 from pycontext.items import KEY, to_items, to_messages, window_items
-from pycontext.messages import Id, identity
+from pycontext.messages import Id, identity, to_json
+from pycontext.replies import fields_of
 from pycontext.rows import ThreadRow
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ChatSession:
         """
         if not items:
             return
-        elements = to_messages(dict(item) for item in items)
+        elements = to_messages(map(_added, items))
         try:
             await self._db.append(self.session_id, elements)
         except NoSuchChat:
@@ -134,6 +135,19 @@ class ChatSession:
         """
         with suppress(NoSuchChat):
             await self._db.delete_chat(self.session_id)
+
+
+def _added(item: Any) -> dict[str, Any]:
+    """An item as a dict. Raises BadMessage where it is none."""
+    fields = fields_of(item)
+    is_message = fields.get("type") in (None, "message")
+    if is_message and fields.get("role") not in ("user", "assistant", "system", "developer"):
+        raise BadMessage(
+            "an item needs a type, or a role that a message can have",
+            detail=f"got {to_json(fields)[:200]}",
+            hint="pass items of the Responses API: {'role': 'user', 'content': …}, {'type': …}",
+        )
+    return fields
 
 
 def _stored(row: ThreadRow) -> dict[str, Any]:

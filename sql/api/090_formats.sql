@@ -447,6 +447,9 @@ declare
     v_source text := pycontext._source_of(chat_id);
     v_to bigint := coalesce(before_seq - 1, 4611686018427387904);
 begin
+    if max_rows <= 0 then
+        return;
+    end if;
     return query
     with rows as materialized (
         select r.* from pycontext._thread_rows(thread.chat_id, v_source, array[pycontext._origin(v_source)], array[v_to], null,

@@ -11,6 +11,9 @@ declare
     p pycontext.profile;
     v_encoding text;
 begin
+    if max_rows < 0 then
+        max_rows := 0;
+    end if;
     select t.* into c from pycontext.chat t where t.chat_id = uncounted_messages.chat_id;
     if not found then
         c.source := pycontext._source_of(chat_id);

@@ -684,10 +684,11 @@ declare
     v_body text;
     v_share integer;
     v_left integer;
-    v_rows_left integer := max_rows;
+    v_rows_left integer := least(greatest(coalesce(max_rows, 10), 0), 1000);
     v_place integer := 0;
     v_most integer;
 begin
+    max_rows := v_rows_left;
     select t.* into c from pycontext.chat t where t.chat_id = recall.chat_id;
     if not found then
         -- an adopted chat of which nothing is derived yet, or none at all
@@ -826,7 +827,7 @@ end
 $$;
 comment on function pycontext.recall(text, text, real[], integer, integer, text) is
     'Facts and past messages that fit the query, best first, of all chats of this chat''s tenant and owner (no owner: of '
-    'this chat alone): at most max_rows, within max_tokens (null: the profile''s memory_tokens). By words, in every script, '
+    'this chat alone): at most max_rows (up to 1,000), within max_tokens (null: the profile''s memory_tokens). By words, in every script, '
     'and where query_embedding is given by meaning too, both fused by rank (that needs extras/embeddings.sql; '
     'embedding_model: what made it, PCX13 where that is not the model kept). A message '
     'comes with the reply to it, or what it replies to, in short; those right before or after it that fit too are told '
@@ -891,7 +892,7 @@ as $$
     where (memory_page.chat_id is null or (p.fact).chat_id = memory_page.chat_id)
         and (before is null or (p.fact).stated_at < before)
     order by (p.fact).stated_at desc, (p.fact).seq desc, (p.fact).fact_id
-    limit max_rows
+    limit case when max_rows < 0 then 0 else max_rows end
 $$;
 comment on function pycontext.memory_page(text, text, text, timestamptz, integer) is
     'What is remembered of an owner (null: of the chat given), newest first, at most max_rows before a time: the page to show '

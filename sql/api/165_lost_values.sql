@@ -131,7 +131,7 @@ begin
         where t.plain = q.plain
             and (length(q.plain) > 5 or q.plain in (select lower(x.value) from pycontext._exact_values(t.content) x)))
     order by q.seq, q.value
-    limit max_rows;
+    limit case when max_rows < 0 then 0 else max_rows end;
 end
 $$;
 

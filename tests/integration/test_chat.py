@@ -290,6 +290,35 @@ def test_a_budget_too_small_is_a_typed_error(memory: pycontext.Database) -> None
     assert raised.value.sqlstate == "PCX05"
 
 
+@pytest.mark.parametrize("number", [2**31, 10**30, -(2**40)])
+def test_a_number_beyond_the_databases_is_a_typed_error(memory: pycontext.Database, number: int) -> None:
+    memory.create_chat("a")
+    memory.append("a", "oolong")
+    memory.remember("a", "Anna drinks oolong.")
+    for read in (memory.window, memory.messages, memory.plan, memory.compact, memory.explain):
+        with pytest.raises(pycontext.BudgetTooSmall, match="token_budget is out of range") as raised:
+            read("a", token_budget=number)
+        assert str(number) in (raised.value.detail or "")
+        assert raised.value.hint
+    with pytest.raises(pycontext.BudgetTooSmall), memory.turn("a", "more", token_budget=number):
+        pass
+    for read in (memory.recall, memory.thread):
+        with pytest.raises(pycontext.PycontextError, match="max_rows is out of range"):
+            read("a", max_rows=number)
+        assert read("a", max_rows=-1) == []
+        assert len(read("a", max_rows=2**31 - 1)) == 1
+
+
+@pytest.mark.parametrize("wrong", [5, b"tea", ["tea"]])
+def test_what_is_no_text_is_named(memory: pycontext.Database, wrong: Any) -> None:
+    memory.create_chat("a")
+    for use, name in ((memory.recall, "query"), (memory.remember, "content"), (memory.start_over, "note")):
+        with pytest.raises(TypeError, match=f"{name} must be str, not {type(wrong).__name__}"):
+            use("a", wrong)
+    with pytest.raises(TypeError, match="max_rows must be int, not str"):
+        memory.recall("a", max_rows="5")  # type: ignore[arg-type]
+
+
 # the caller's own connection
 
 

@@ -136,6 +136,18 @@ def test_items_come_back_as_they_were_added(dsn: str) -> None:
     with_session(dsn, use)
 
 
+@pytest.mark.parametrize("wrong", [[5], "abc", [{}], [user("fine"), {"role": "wizard", "content": "x"}]])
+def test_what_is_no_item_is_refused_and_nothing_is_stored(dsn: str, wrong: Any) -> None:
+    async def use(session: Open) -> None:
+        await session().add_items([user("Message 1")])
+        with pytest.raises(pycontext.BadMessage) as raised:
+            await session().add_items(wrong)
+        assert raised.value.hint
+        assert contents(await session().get_items()) == ["Message 1"]
+
+    with_session(dsn, use)
+
+
 def test_sessions_are_kept_apart_and_cleared(dsn: str, memory: pycontext.Database) -> None:
     async def use(session: Open) -> None:
         one, other = session("one", owner="anna"), session("other")

@@ -114,6 +114,24 @@ def test_a_budget_that_is_none(chat: Connection, call: str, budget: int) -> None
     )
 
 
+@pytest.mark.parametrize("most", [-1, -2147483648, 2147483647])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "recall('c', 'hello', max_rows => %s)",
+        "recall('c', max_rows => %s)",
+        "thread('c', null, %s)",
+        "search_thread('c', 'hello', %s)",
+        "explain_window('c', max_rows => %s)",
+        "memory_page(null, null, 'c', null, %s)",
+        "uncounted_messages('c', 'none', %s)",
+    ],
+)
+def test_any_number_of_rows_may_be_asked_for(chat: Connection, call: str, most: int) -> None:
+    found = chat.execute(f"select from pycontext.{call}", (most,)).fetchall()
+    assert len(found) <= max(most, 2)
+
+
 def test_a_turn_with_a_budget_that_is_none_writes_nothing(chat: Connection) -> None:
     refused(
         chat,
