@@ -140,7 +140,8 @@ class ChatSession:
 def _added(item: Any) -> dict[str, Any]:
     """An item as a dict. Raises BadMessage where it is none."""
     fields = fields_of(item)
-    is_message = fields.get("type") in (None, "message")
+    is_reference = fields.keys() <= {"id", "type"} and bool(fields.get("id"))  # whose type may be left out
+    is_message = fields.get("type") in (None, "message") and not is_reference
     if is_message and fields.get("role") not in ("user", "assistant", "system", "developer"):
         raise BadMessage(
             "an item needs a type, or a role that a message can have",
