@@ -208,7 +208,7 @@ as $$
                     or role = 'assistant' and e.value ->> 'type' ~ '^(server_tool_use|mcp_tool_use|\w+_tool_result)$' then e.value
                 else jsonb_build_object('type', 'text', 'text', pycontext._part_json(e.value))
             end order by e.ordinality), '[]')
-            || case when has_calls or bool_or(k.kind <> 'reasoning') then '[]'
+            || case when has_calls or (array_agg(k.kind order by e.ordinality desc))[1] <> 'reasoning' then '[]'
                 else '[{"type": "text", "text": "(empty)"}]'::jsonb end
             from jsonb_array_elements(content) with ordinality e
             cross join lateral (select pycontext._part_kind(e.value) as kind) k
@@ -413,6 +413,10 @@ begin
         end if;
         v_blocks := v_blocks || v_row;
     end loop;
+    if v_role = 'user' then
+        v_blocks := v_blocks || v_memory;
+        v_memory := '[]';
+    end if;
     if v_role is not null then
         v_messages := v_messages || jsonb_build_object('role', v_role, 'content', v_blocks);
     end if;

@@ -184,7 +184,20 @@ def test_reasoning_stays_with_its_item_in_the_unfinished_turn_and_is_gone_in_old
     assert not {"thinking", "redacted_thinking"} & {b["type"] for _, b in blocks(later["anthropic"])}
 
 
-@pytest.mark.parametrize("which", [[SIGNED], [REASONING], [SIGNED, REASONING], [{**SIGNED, "signature": ""}]])
+WORDS = {"type": "text", "text": "so"}
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        [SIGNED],
+        [REASONING],
+        [SIGNED, REASONING],
+        [{**SIGNED, "signature": ""}],
+        [WORDS, SIGNED],
+        [WORDS, REASONING, SIGNED],
+    ],
+)
 def test_reasoning_without_what_must_follow_it_is_not_sent_alone(db: Connection, which: list[Any]) -> None:
     begin(db, user("u1"), says(which))
     forms = turn(db)
@@ -351,6 +364,16 @@ def test_memory_and_context_stand_fenced_before_the_request_once_and_are_never_s
     ).fetchone()
     assert stored == (5, False)
     assert "9 o'clock" not in json.dumps(turn(db))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[calls("A"), result("A")], [{"role": "developer", "content": "kind"}], [calls("A")], [says("Hello")]],
+)
+def test_memory_of_a_chat_without_a_request_stands_at_its_end(db: Connection, rows: list[Message]) -> None:
+    begin(db, *rows)
+    for form, request in turn(db, memory="likes tea").items():
+        assert json.dumps(request).count("likes tea") == 1, form
 
 
 def test_memory_over_its_reserve_is_taken_off_the_budget(db: Connection) -> None:
