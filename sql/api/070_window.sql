@@ -410,6 +410,11 @@ begin
         select coalesce(range_agg(int8range((a.details ->> 'unit_seq')::bigint + 1, (a.details ->> 'seq')::bigint, '[]')), '{}')
         into s.straddles
         from pycontext.act a where a.chat_id = c.chat_id and a.act_no <= s.hi_act and a.act = 'late_result';
+        -- rows that were there then have been set aside since: the head may have ended elsewhere
+        if exists (select from pycontext.act a where a.chat_id = c.chat_id and a.act_no > s.hi_act and a.act = 'rewound'
+                and (a.details ->> 'to_seq')::bigint < s.hi_seq) then
+            s.chat_head_to := null;
+        end if;
     end if;
     s.is_exact := as_of is null or v_read is not null and token_budget is null;
     s.act_arg := case when as_of is not null and c.source is null then s.hi_act end;

@@ -130,6 +130,18 @@ def test_rewind_sets_rows_and_lines_aside(c: Connection) -> None:
     assert one(c, "select seq from pycontext.message where message_id = 'u4b'") == 13
 
 
+@pytest.mark.parametrize("budget", [200, 300, 400])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_replay_has_the_first_turn_of_its_time(c: Connection, budget: int, goes_on: bool) -> None:
+    shown = window(c, "c", budget)
+    assert [row["section"] for row in shown[:3]] == ["system", "head", "head"]
+    before = [row["content"] for row in shown]
+    act(c, "rewind_chat('c', 'u1')")
+    if goes_on:
+        append(c, "c", user("instead", message_id="n"))
+    assert [row["content"] for row in window(c, "c", budget, as_of="a6")] == before
+
+
 def test_rewind_keeps_what_was_set_aside_for_replay(c: Connection) -> None:
     before = texts(c, "c", as_of="a6")
     act(c, "rewind_chat('c', 'a2')")
