@@ -29,6 +29,7 @@ from pycontext.summary import (
     Summary,
     merge,
     merge_segments,
+    size,
     validate,
     without_memory,
 )
@@ -310,7 +311,9 @@ def _summarize(job: Job, held: _Held, plan: Plan, request: SummaryRequest, read:
                 "segment": messages.to_json(segment.to_json()),
                 "edit_no": edit_no,
                 "token_budget": job.token_budget,
-                "details": _details(done, job, digest=read["digest"]),
+                "details": _details(
+                    done, job, digest=read["digest"], line_tokens=size(merged, request.count)
+                ),
                 "holder": held.holder,
             },
         )

@@ -98,6 +98,7 @@ declare
     v_piece_tokens bigint;
     v_piece_to bigint;
     v_covered bigint;
+    v_shown bigint;
     v_left integer;
     c_piece constant integer := 2000;
 begin
@@ -206,8 +207,9 @@ begin
             r.to_seq := v_last.seq;
             r.after_message_id := v_last.message_id;
             r.covered_tokens := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0);
-            -- with its fence it takes less than what it replaces
-            r.max_line_tokens := least(v_limit, greatest(least(r.covered_tokens * 2 / 3, r.covered_tokens - 70), 30) + r.summary_tokens);
+            -- with its fence it takes less than what it replaces, as that stands in the window
+            v_shown := r.covered_tokens - least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+            r.max_line_tokens := least(v_limit, greatest(least(v_shown * 2 / 3, v_shown - 70), 30) + r.summary_tokens);
             r.max_summary_tokens := least(r.max_line_tokens, pycontext._summary_limit(p, least(s.token_budget, s.profile_budget)));
             r.expected_tokens := greatest(r.max_line_tokens, r.window_tokens - r.covered_tokens - coalesce(v_left, 0)
                 - r.summary_tokens + r.max_line_tokens
@@ -520,6 +522,7 @@ declare
     v_to bigint;
     v_text text;
     v_tokens integer;
+    v_line integer;
     v_covered bigint;
     v_rows bigint;
     v_first bigint;
@@ -587,9 +590,9 @@ begin
     s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
     f := pycontext._line_frame(s, l, v_to);
     if c.source is null then
-        -- narrow columns alone: a caller of his own may take in any stretch
-        select count(*), min(q.seq), coalesce(sum(q.tokens) filter (where not coalesce(q.unit_seq between f.head_from and f.head_to, false)
-            and q.seq is distinct from f.request_seq), 0)
+        -- narrow columns alone: a caller of his own may take in any stretch. What was pruned stands there in one line
+        select count(*), min(q.seq), coalesce(sum(case when q.unit_seq < c.prune_unit then q.stub_tokens else q.tokens end) filter (
+            where not coalesce(q.unit_seq between f.head_from and f.head_to, false) and q.seq is distinct from f.request_seq), 0)
         into v_rows, v_first, v_covered
         from pycontext._stored_row q
         where q.chat_id = c.chat_id and q.unit_seq between s.lo_seq + 1 and v_to and q.line_no = 0 and q.gone_act is null;
@@ -613,25 +616,30 @@ begin
         perform pycontext._raise('PCX07', 'the cut takes in a call that waits for a person',
             format('after message %L (#%s)', after_message_id, v_to), 'cut before it, as compaction_plan does');
     end if;
+    v_first := case when l.origin = 'compaction' then l.covers_from else coalesce(v_first, v_to) end;
     v_tokens := pycontext.estimate_tokens(v_text);
     v_limit := pycontext._line_limit(p, least(s.token_budget, s.profile_budget));
-    -- the estimate is on the safe side: what a tokenizer finds within the limit passes
-    if v_tokens > v_limit * 1.5 or 0.8 * v_tokens + 40 >= v_covered + coalesce(l.tokens, 0) then
+    -- the window never grows: by the caller's count of the text, where there is one, or by the estimate, on the safe side.
+    -- What a tokenizer finds within the limit passes
+    v_line := 4 + pycontext.estimate_tokens(pycontext._line_text('compaction', v_first, v_to, v_text));
+    if details ->> 'line_tokens' ~ '^[0-9]{1,9}$' then
+        v_line := v_line - v_tokens + greatest((details ->> 'line_tokens')::integer, v_tokens / 2);
+    end if;
+    if v_tokens > v_limit * 1.5 or v_line >= v_covered + coalesce(l.tokens, 0) then
         perform pycontext._raise('PCX07', 'the summary is larger than it may be or than what it replaces',
-            format('it is estimated at %s tokens, may take %s, and replaces %s', v_tokens, floor(v_limit * 1.5),
+            format('it takes %s tokens, may take about %s, and replaces %s', v_line, floor(v_limit * 1.5),
                 v_covered + coalesce(l.tokens, 0)),
             'make it shorter; nothing was stored');
     end if;
     summary := summary || jsonb_build_object('covers', jsonb_build_object(
-        'from_seq', case when l.origin = 'compaction' then l.covers_from else coalesce(v_first, v_to) end,
-        'to_seq', v_to, 'rows', v_rows) || case when c.source is null then '{}' else jsonb_build_object('digest',
-            pycontext._segment_digest(c.chat_id, c.source, s.lo_seq, v_to), 'edge',
-            pycontext._segment_edge(c.chat_id, c.source, s.lo_seq, v_to)) end);
+        'from_seq', v_first, 'to_seq', v_to, 'rows', v_rows) || case when c.source is null then '{}' else jsonb_build_object(
+            'digest', pycontext._segment_digest(c.chat_id, c.source, s.lo_seq, v_to),
+            'edge', pycontext._segment_edge(c.chat_id, c.source, s.lo_seq, v_to)) end);
     select q.window_tokens into v_before from pycontext.compaction_plan(chat_id, token_budget) q;
     r := pycontext._place_line(s, v_to, 'compaction', to_jsonb(v_text), summary, segment, f);
     select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;
     perform pycontext._log_pass(c, 'summarized', details ->> 'reason',
-        case when l.seq is null then (summary #>> '{covers,from_seq}')::bigint else l.seq + 1 end, v_to, r.message_id, s.token_budget,
+        case when l.seq is null then v_first else l.seq + 1 end, v_to, r.message_id, s.token_budget,
         v_before, v_after, coalesce(details, '{}') || jsonb_build_object('lost_values', case when v_rows <= 5000 then (
             select count(*) from pycontext._lost_values(r, false, 1000)) end), s.hi_seq);
     perform pycontext._take_scale(c.chat_id);

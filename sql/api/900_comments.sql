@@ -523,7 +523,7 @@ comment on function pycontext.put_summary(text, text, jsonb, jsonb, bigint, inte
     'Stores a summary of everything up to message after_message_id as a line after it, logs the act and the pass, '
     'and returns the row. Where a line stands there already it is returned and nothing is written, so a retry and a '
     'second session get the winner''s text. details: reason, trigger, model, calls, prompt_tokens, '
-    'completion_tokens, seconds, for the log; digest, of compaction_source. holder: as given to claim_compaction; its lease '
+    'completion_tokens, seconds, for the log; digest, of compaction_source; line_tokens, where the caller counted the text. holder: as given to claim_compaction; its lease '
     'is freed with the line. Keys and passwords in the summary are masked. '
     'Errors, with nothing stored: PCX01, PCX02 no such message, PCX07 stale edit_no or digest, empty, with a fence tag, splitting '
     'a unit, taking in a call that waits for a person, or too large, PCX08 another one has taken the lease.';

@@ -630,7 +630,7 @@ def test_lost_values_are_those_nobody_names(db: Connection) -> None:
         "hello",
         "hi",
         "ticket QX-4471, deadline 2026-03-03, bucket b-17, mail a.b@example.com, see https://x.example/p?id=7"
-        " and src/app/main.py",
+        " and src/app/main.py" + ", please" * 30,
         "the price is 1,299.00 in 2027",
         "and the code ZZ-900",
         "yes",

@@ -175,6 +175,25 @@ def test_a_line_goes_past_the_pruned_part(db: Connection, chat: str) -> None:
     assert plan(db, chat, budget)[1] == 3 + sum(row[4] for row in rows)
 
 
+def test_a_line_over_pruned_rows_replaces_what_is_shown_of_them(db: Connection) -> None:
+    db.execute("select pycontext.create_chat('q')")
+    agent_turns(db, "q", 20)
+    db.execute("select from pycontext.prune_chat('q', 20000)")
+    before = sum(row[4] for row in window(db, "q", 100000))
+    place = db.execute("select t.message_id from pycontext.thread('q', max_rows => 100) t where t.seq = 16")
+    (after,) = place.fetchone()  # type: ignore[misc]
+    refused = []
+    for words in (1200, 600, 300, 120, 40):
+        try:
+            summary = json.dumps({"notes": "word " * words})
+            db.execute("select from pycontext.put_summary('q', %s, %s)", (after, summary))
+            break
+        except psycopg.Error as error:
+            refused.append(error.sqlstate)
+    assert refused == ["PCX07"] * 2
+    assert sum(row[4] for row in window(db, "q", 100000)) < before
+
+
 def test_old_images_are_told_in_words_and_newer_ones_stay(db: Connection) -> None:
     """Of a user's message only the picture goes, never a word."""
     db.execute("select pycontext.create_chat('i')")

@@ -19,7 +19,7 @@ Connection = psycopg.Connection[Any]
 Row = dict[str, Any]
 Open = Callable[[], Connection]
 
-MORE = " ".join(["the parcel left hub B and nobody was at home"] * 5)
+MORE = " ".join(["the parcel left hub B and nobody was at home"] * 12)
 
 
 def act(db: Connection, call: str, *values: Any) -> list[Row]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -208,6 +209,45 @@ def test_lines_make_equal_windows(primary_key_per_chat: Connection, seed: int) -
         db.execute("select start_over(%s, 'note')", (chat,))
     native, adopted = windows(db, "r")
     assert [row[1:2] + row[3:] for row in adopted] == [row[1:2] + row[3:] for row in native]
+
+
+SCRIPTS = {
+    "latin": "the parcel is late again and nobody knows why ",
+    "cyrillic": "посылка снова опаздывает и никто не знает почему ",
+    "han": "包裹又迟到了没有人知道为什么",
+    "base64": "QWxhZGRpbjpvcGVuIHNlc2FtZQ8fK2",
+    "emoji": "🚚📦⏳",
+}
+
+
+@pytest.mark.parametrize("said", SCRIPTS)
+def test_a_line_of_any_size_makes_the_window_smaller_or_is_refused(
+    primary_key_per_chat: Connection, said: str
+) -> None:
+    db = primary_key_per_chat
+    read = "select sum(tokens), (select count(*) from pass where chat_id = %s) from working_window(%s)"
+    seen: set[str | None] = set()
+    for size, told in itertools.product((1, 4, 12), SCRIPTS):
+        chat = f"{told} {size}"
+        store(db, chat, [(user, assistant)[n % 2](f"{n}: {SCRIPTS[said] * size}") for n in range(8)])
+        for home in (chat, "native:" + chat):
+            for times in (64, 16, 8, 4, 2, 1):  # until one is small enough
+                before = db.execute(read, (home, home)).fetchone()
+                summary = json.dumps({"notes": SCRIPTS[told] * times})
+                outcome = None
+                try:
+                    db.execute("select put_summary(%s, 'm6', %s)", (home, summary))
+                except psycopg.Error as refused:
+                    outcome = f"{refused.sqlstate}: {refused.diag.message_hint}"
+                after = db.execute(read, (home, home)).fetchone()
+                assert before is not None
+                assert after is not None
+                seen.add(outcome)
+                if outcome is None:
+                    assert after[0] < before[0]
+                    break
+                assert after == before
+    assert seen == {None, "PCX07: make it shorter; nothing was stored"}
 
 
 @pytest.mark.core
