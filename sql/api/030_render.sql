@@ -66,6 +66,22 @@ as $$
         from jsonb_each(part - 'file_data') e) end::text
 $$;
 
+-- Whether a text has more than white space, as providers see it (the database's locale may not know U+00A0 and its like).
+create or replace function pycontext._has_text(body text)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select body ~ '[^\s\u001c-\u001f\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]'
+$$;
+
+-- The text of a JSON string; null where it is none, or blank.
+create or replace function pycontext._string(j jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select case when jsonb_typeof(j) = 'string' and pycontext._has_text(j #>> '{}') then j #>> '{}' end
+$$;
+
 create or replace function pycontext._part_text(part jsonb)
 returns text
 language sql immutable parallel safe
@@ -118,10 +134,10 @@ returns boolean
 language sql immutable parallel safe
 as $$
     select case jsonb_typeof(content)
-        when 'string' then content #>> '{}' !~ '\S'
+        when 'string' then not pycontext._has_text(content #>> '{}')
         when 'array' then not exists (
             select from jsonb_array_elements(content) e
-            where pycontext._part_kind(e.value) <> 'text' or pycontext._part_text(e.value) ~ '\S')
+            where pycontext._part_kind(e.value) <> 'text' or pycontext._has_text(pycontext._part_text(e.value)))
         else true
     end
 $$;
@@ -190,7 +206,7 @@ begin
         -- providers refuse an empty text block
         select jsonb_agg(e.value order by e.ordinality) into v_content
         from jsonb_array_elements(v_content) with ordinality e
-        where pycontext._part_kind(e.value) <> 'text' or pycontext._part_text(e.value) ~ '\S';
+        where pycontext._part_kind(e.value) <> 'text' or pycontext._has_text(pycontext._part_text(e.value));
     end if;
     return v_content;
 end

@@ -125,7 +125,7 @@ begin
         perform pycontext._raise('PCX10', 'no right to this tenant', format('chat_id %L belongs to another tenant', chat_id),
             'use another chat id');
     end if;
-    if v_rows = 1 and system_prompt ~ '\S' then
+    if v_rows = 1 and pycontext._has_text(system_prompt) then
         v_tokens := 4 + pycontext.estimate_tokens(system_prompt);
         insert into pycontext.prompt (chat_id, act_no, tenant, content, tokens, frozen_tokens)
         values (chat_id, 0, pycontext._tenant(tenant), system_prompt, v_tokens, v_tokens);

@@ -244,7 +244,7 @@ begin
         -- most rows, at half the cost
         v_body := content #>> '{}';
         has_fence := pycontext._has_fence(v_body);
-        is_plain := not has_fence and v_body ~ '\S';
+        is_plain := not has_fence and pycontext._has_text(v_body);
         if is_plain then
             tokens := 4 + pycontext.estimate_tokens(v_body);
             reasoning_tokens := 0;
@@ -255,10 +255,10 @@ begin
     v_body := pycontext._content_text(content);
     has_fence := coalesce(pycontext._has_fence(v_body), false);
     is_plain := not (has_fence or is_orphan
-        or case when jsonb_typeof(content) = 'string' then v_body !~ '\S'
+        or case when jsonb_typeof(content) = 'string' then not pycontext._has_text(v_body)
             else pycontext._is_blank(content) or jsonb_typeof(content) = 'array' and exists (
                 select from jsonb_array_elements(content) e
-                where pycontext._part_kind(e.value) = 'text' and pycontext._part_text(e.value) !~ '\S') end
+                where pycontext._part_kind(e.value) = 'text' and not pycontext._has_text(pycontext._part_text(e.value))) end
             and not (content is null and tool_calls is not null));
     select * into k from pycontext._count_pieces(case when is_plain then content
         else pycontext._rendered(content, has_fence, is_orphan, tool_call_id, tool_calls is not null) end,

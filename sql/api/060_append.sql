@@ -226,10 +226,10 @@ begin
         v_body := pycontext._content_text(r.content);
         r.has_fence := coalesce(pycontext._has_fence(v_body), false);
         r.is_plain := not (r.has_fence or (r.role = 'tool' and r.unit_seq = r.seq)
-            or case when jsonb_typeof(r.content) = 'string' then v_body !~ '\S'
+            or case when jsonb_typeof(r.content) = 'string' then not pycontext._has_text(v_body)
                 else pycontext._is_blank(r.content) or jsonb_typeof(r.content) = 'array' and exists (
                     select from jsonb_array_elements(r.content) e
-                    where pycontext._part_kind(e.value) = 'text' and pycontext._part_text(e.value) !~ '\S') end
+                    where pycontext._part_kind(e.value) = 'text' and not pycontext._has_text(pycontext._part_text(e.value))) end
                 and not (r.content is null and r.calls > 0));
         v_rendered := case when r.is_plain then r.content else pycontext._rendered(r.content, r.has_fence,
             r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id, r.calls > 0) end;

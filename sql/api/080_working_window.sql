@@ -5,7 +5,7 @@ language sql immutable parallel safe
 as $$
     select case when origin = 'reset' then
         E'<chat-summary>\nThe user started over here. Nothing from before this point applies.'
-        || case when body ~ '\S' then E'\nTheir note: ' || body else '' end || E'\n</chat-summary>'
+        || case when pycontext._has_text(body) then E'\nTheir note: ' || body else '' end || E'\n</chat-summary>'
     else
         format(E'<chat-summary>\nNotes on the earlier part of this conversation (#%s to #%s), for reference only. '
             'They tell what already happened and ask for nothing; the messages after them are newer.\n\n%s\n</chat-summary>',

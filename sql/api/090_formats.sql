@@ -8,15 +8,25 @@ as $$
     select format(E'<%s>\n%s\n</%s>', tag, pycontext._escape_fences(body), tag)
 $$;
 
--- Where an image is, as a URL: whichever provider's part it came in. Null for a file that only one provider has.
+-- Where an image is, as a URL: whichever provider's part it came in. Null for a file that only one provider has, and where there
+-- is none.
 create or replace function pycontext._image_url(part jsonb)
 returns text
 language sql immutable parallel safe
 as $$
-    select coalesce(part #>> '{image_url,url}', part ->> 'image_url', part #>> '{source,url}',
-        format('data:%s;base64,%s', nullif(part #>> '{source,media_type}', ''), nullif(part #>> '{source,data}', '')))
-    where part #>> '{image_url,url}' is not null or jsonb_typeof(part -> 'image_url') = 'string'
-        or part #>> '{source,type}' in ('url', 'base64')
+    select coalesce(pycontext._string(part #> '{image_url,url}'), pycontext._string(part -> 'image_url'), case part #>> '{source,type}'
+        when 'url' then pycontext._string(part #> '{source,url}')
+        when 'base64' then 'data:' || substring(part #>> '{source,media_type}' from '^image/.+') || ';base64,'
+            || pycontext._string(part #> '{source,data}') end)
+$$;
+
+-- How closely an image is to be looked at; null where a part does not say so.
+create or replace function pycontext._image_detail(part jsonb)
+returns text
+language sql immutable parallel safe
+as $$
+    select d.detail from (select coalesce(part #>> '{image_url,detail}', part ->> 'detail') as detail) d
+    where d.detail in ('auto', 'low', 'high', 'original')
 $$;
 
 -- One part as chat completions take it from that role; another provider's part in its own form.
@@ -30,11 +40,12 @@ as $$
         when 'image' then case
             when role = 'tool' then '{"type": "text", "text": "[image: in the message after the results]"}'
             when role <> 'user' or pycontext._image_url(part) is null then '{"type": "text", "text": "[image]"}'
-            when part ->> 'type' = 'image_url' then part
-            else jsonb_build_object('type', 'image_url', 'image_url', jsonb_build_object('url', pycontext._image_url(part))) end
+            else case when part ->> 'type' = 'image_url' then part else '{"type": "image_url"}' end
+                || jsonb_build_object('image_url', jsonb_strip_nulls(jsonb_build_object(
+                    'url', pycontext._image_url(part), 'detail', pycontext._image_detail(part)))) end
         else case
-            when part ->> 'type' in ('input_audio', 'file') and role = 'user' or part ->> 'type' = 'refusal' and role = 'assistant'
-                then part
+            when part ->> 'type' in ('input_audio', 'file') and role = 'user' and jsonb_typeof(part -> (part ->> 'type')) = 'object'
+                or part ->> 'type' = 'refusal' and role = 'assistant' and pycontext._string(part -> 'refusal') is not null then part
             else jsonb_build_object('type', 'text', 'text', pycontext._part_json(part)) end
     end
     from (select pycontext._part_kind(part) as kind) k
@@ -113,7 +124,7 @@ begin
             and exists (select from jsonb_array_elements(w.content) e where pycontext._part_kind(e.value) = 'image')
         union all
         select v_request, 0, jsonb_build_object('role', 'user', 'content', pycontext._fenced('memory-context', memory))
-        where memory ~ '\S') m;
+        where pycontext._has_text(memory)) m;
     v_messages := coalesce(v_messages, '[]');
     if v_last is null or v_last not in ('user', 'tool') then
         v_messages := v_messages || '[{"role": "user", "content": "(continue)"}]'::jsonb;
@@ -196,7 +207,7 @@ as $$
             select coalesce(jsonb_agg(case
                 when k.kind = 'reasoning' then e.value
                 when k.kind = 'text' then jsonb_build_object('type', 'text', 'text', pycontext._part_text(e.value))
-                when k.kind = 'image' and role = 'assistant' or k.kind = 'image' and u.url is null and not e.value ? 'source'
+                when k.kind = 'image' and (role = 'assistant' or u.url is null and pycontext._string(e.value #> '{source,file_id}') is null)
                     then '{"type": "text", "text": "[image]"}'
                 when k.kind = 'image' and e.value ->> 'type' = 'image' then e.value
                 when k.kind = 'image' and u.url like 'data:%' then jsonb_build_object('type', 'image', 'source',
@@ -213,8 +224,10 @@ as $$
             from jsonb_array_elements(content) with ordinality e
             cross join lateral (select pycontext._part_kind(e.value) as kind) k
             cross join lateral (select case when k.kind = 'image' then pycontext._image_url(e.value) end as url) u
-            where k.kind <> 'reasoning' or e.value ->> 'type' = 'redacted_thinking'
-                or e.value ->> 'type' = 'thinking' and e.value ->> 'signature' <> '')
+            where k.kind <> 'reasoning' or role = 'assistant' and case e.value ->> 'type'
+                when 'redacted_thinking' then pycontext._string(e.value -> 'data') is not null
+                when 'thinking' then pycontext._string(e.value -> 'signature') is not null
+                    and jsonb_typeof(e.value -> 'thinking') = 'string' end)
         else '[]'
     end
 $$;
@@ -354,7 +367,7 @@ declare
     v_lone text[] := pycontext._lone_uses(rows);
     w record;
 begin
-    v_memory := case when memory ~ '\S' then jsonb_build_array(jsonb_build_object('type', 'text',
+    v_memory := case when pycontext._has_text(memory) then jsonb_build_array(jsonb_build_object('type', 'text',
         'text', pycontext._fenced('memory-context', memory))) else '[]'::jsonb end;
     for w in
         select t.*, case when t.role = 'assistant' then 'assistant' else 'user' end as side,

@@ -9,19 +9,20 @@ as $$
     select case when jsonb_typeof(content) = 'array' then (
         select coalesce(jsonb_agg(case
             when k.kind = 'text' then jsonb_build_object('type', 'input_text', 'text', pycontext._part_text(e.value))
-            when k.kind = 'image' and role in ('system', 'developer') then '{"type": "input_text", "text": "[image]"}'
-            when e.value ->> 'type' in ('input_image', 'input_file') then
-                case k.kind when 'image' then '{"detail": "auto"}'::jsonb else '{}' end || e.value
-            when k.kind = 'image' and u.url is not null then jsonb_build_object('type', 'input_image', 'image_url', u.url,
-                'detail', coalesce(e.value #>> '{image_url,detail}', 'auto'))
-            when k.kind = 'image' then '{"type": "input_text", "text": "[image]"}'
-            when e.value ->> 'type' = 'file' and jsonb_typeof(e.value -> 'file') = 'object' then
+            when k.kind = 'image' and (role in ('system', 'developer') or coalesce(u.url, u.file_id) is null)
+                then '{"type": "input_text", "text": "[image]"}'
+            when k.kind = 'image' then case when e.value ->> 'type' = 'input_image' then e.value - '{image_url,file_id}'::text[]
+                else '{"type": "input_image"}' end || jsonb_strip_nulls(jsonb_build_object('image_url', u.url, 'file_id', u.file_id,
+                    'detail', coalesce(pycontext._image_detail(e.value), 'auto')))
+            when role not in ('system', 'developer') and e.value ->> 'type' = 'input_file' then e.value
+            when role not in ('system', 'developer') and e.value ->> 'type' = 'file' and jsonb_typeof(e.value -> 'file') = 'object' then
                 '{"type": "input_file"}'::jsonb || (e.value -> 'file')
             else jsonb_build_object('type', 'input_text', 'text', pycontext._part_json(e.value))
         end order by e.ordinality), '"(empty)"')
         from jsonb_array_elements(content) with ordinality e
         cross join lateral (select pycontext._part_kind(e.value) as kind) k
-        cross join lateral (select case when k.kind = 'image' then pycontext._image_url(e.value) end as url) u
+        cross join lateral (select case when k.kind = 'image' then pycontext._image_url(e.value) end as url,
+            case e.value ->> 'type' when 'input_image' then pycontext._string(e.value -> 'file_id') end as file_id) u
         where k.kind <> 'reasoning')
     else content end
 $$;
@@ -45,7 +46,7 @@ begin
             else jsonb_build_object('type', 'message', 'role', 'assistant', 'content', case
                 when k.kind = 'text' then pycontext._part_text(e.value)
                 when k.kind = 'image' then '[image]'
-                else coalesce(e.value ->> 'refusal', pycontext._part_json(e.value)) end)
+                else coalesce(pycontext._string(e.value -> 'refusal'), pycontext._part_json(e.value)) end)
                 -- commentary or final_answer: OpenAI asks for it back with every message of the assistant's
                 || case when e.value ->> 'phase' in ('commentary', 'final_answer')
                     then jsonb_build_object('phase', e.value -> 'phase') else '{}' end
@@ -55,7 +56,7 @@ begin
         cross join lateral (select pycontext._part_kind(e.value) as kind) k
         where k.kind <> 'reasoning' or e.value ->> 'type' = 'compaction'
             or e.value ->> 'type' = 'reasoning' and jsonb_typeof(e.value -> 'summary') = 'array'
-            and (has_calls or is_followed or exists (
+            and jsonb_typeof(e.value -> 'id') = 'string' and (has_calls or is_followed or exists (
                 select from jsonb_array_elements(content) with ordinality x
                 where x.ordinality > e.ordinality and pycontext._part_kind(x.value) <> 'reasoning'));
     elsif content is not null then
@@ -168,7 +169,7 @@ declare
     v_last text;
     w record;
 begin
-    if memory ~ '\S' then
+    if pycontext._has_text(memory) then
         v_memory := jsonb_build_object('type', 'message', 'role', 'user', 'content', pycontext._fenced('memory-context', memory));
     end if;
     -- what the calls came to, where their items depend on it

@@ -578,7 +578,7 @@ begin
     summary := pycontext._masked(summary);
     segment := pycontext._masked(segment);
     v_text := pycontext._summary_text(summary);
-    if v_text is null or v_text !~ '\S' then
+    if v_text is null or not pycontext._has_text(v_text) then
         perform pycontext._raise('PCX07', 'the summary is empty', format('keys: %s', (
             select string_agg(k, ', ') from jsonb_object_keys(summary) k)), 'nothing was stored; try again with content');
     end if;

@@ -251,7 +251,7 @@ begin
     select t.* into f
     from pycontext.profile t
     where t.profile = coalesce((select c.profile from pycontext.chat c where c.chat_id = start_turn.chat_id), 'default');
-    if v_memory ~ '\S' then
+    if pycontext._has_text(v_memory) then
         v_memory_tokens := 4 + pycontext.estimate_tokens(pycontext._fenced('memory-context', v_memory));
     end if;
     token_budget := pycontext._budget_beside(chat_id, token_budget, f, v_memory_tokens);

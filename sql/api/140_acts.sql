@@ -323,7 +323,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     c pycontext.chat := pycontext._lock_chat(chat_id, false);
-    v_prompt text := case when system_prompt ~ '\S' then system_prompt else '' end;
+    v_prompt text := case when pycontext._has_text(system_prompt) then system_prompt else '' end;
     v_old record;
     v_tokens integer := 0;
     v_now timestamptz := clock_timestamp();
@@ -849,7 +849,7 @@ begin
             || jsonb_build_object('covers', l.summary -> 'covers');
         v_made := v_made || jsonb_build_object(l.message_id, l.summary);
         v_text := pycontext._summary_text(l.summary);
-        if v_text is null or v_text !~ '\S' then
+        if v_text is null or not pycontext._has_text(v_text) then
             v_text := 'What these notes told was erased.';
         end if;
         l.content := to_jsonb(pycontext._escape_fences(v_text));

@@ -262,6 +262,30 @@ def test_calls_of_built_in_tools_are_items_while_their_turn_is_open(db: Connecti
     assert "web_search_call" in json.dumps(later)
 
 
+def malformed(part: Any) -> list[Any]:
+    """A part with each of its fields left out, and of each wrong kind; such as the database takes."""
+    found: list[Any] = []
+    for place in ((), *([key] for key, field in part.items() if isinstance(field, dict))):
+        inner = part[place[0]] if place else part
+        for key in inner:
+            others = {name: field for name, field in inner.items() if name != key}
+            for made in (others, *({**others, key: wrong} for wrong in (None, "", "\u00a0", 5, [], {}))):
+                found.append({**part, place[0]: made} if place else made)
+    return [p for p in found if isinstance(p.get("type"), str) and isinstance(p.get("text", ""), str)]
+
+
+def test_parts_that_are_not_whole_are_sent_as_providers_take_them(db: Connection) -> None:
+    whole = [part for part in EVERY_PART[:-2] if isinstance(part, dict)]
+    whole += [SIGNED, {"type": "redacted_thinking", "data": "x"}, {"type": "reasoning", "id": "r"}]
+    parts = ["\u00a0", " \u3000\u2003\n", *(made for part in whole for made in malformed(part))]
+    assert len(parts) > 150
+    rows = [user(parts), says(parts), calls("A"), result("A", parts), {"role": "system", "content": parts}]
+    begin(db, *rows, user("\u00a0"), says("\u2003"))
+    turn(db, context="\u00a0", memory="\u2003")
+    begin(db, user("go"), calls("A", content=parts), result("A", "\u00a0"), prompt="\u00a0", chat_id="d")
+    turn(db, chat_id="d")
+
+
 # --- memory and context ---
 
 
