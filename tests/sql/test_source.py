@@ -323,6 +323,21 @@ def test_a_result_after_a_cut_answers_the_newest_call_of_its_id(primary_key_per_
     assert db.execute(put, ("m3",)).fetchone() == (3,)
 
 
+def test_no_cut_takes_in_a_row_that_may_still_have_an_older_neighbour(posts: Connection) -> None:
+    exchange = [assistant(None, call("A")), result("A", "found " * 30)]
+    made = [m for n in range(12) for m in (user(f"{n} " * 30), *exchange, assistant("so it is " * 30))]
+    store(posts, "a", made)
+    plan = "select to_seq from compaction_plan('a', 1500)"
+    whole = posts.execute(plan).fetchone()
+    assert whole is not None
+    for young in range(8, whole[0] + 1):
+        posts.execute("update post set created_at = now() where id = %s", (young,))
+        before = young - (2 if young % 4 == 3 else 1)  # a result stays with its call
+        assert posts.execute(plan).fetchone() == (before,), young
+        posts.execute("update post set created_at = now() - interval '2 minutes' where id = %s", (young,))
+        assert posts.execute(plan).fetchone() == whole
+
+
 def test_a_pinned_result_stays_where_its_call_was_deleted(posts: Connection) -> None:
     store(
         posts,

@@ -830,6 +830,17 @@ def test_a_late_result_between_the_rows_read_first_and_last_is_there_once(begin:
             held(chat, budget)
 
 
+def test_an_id_called_again_after_the_first_turn_brings_nothing_along(begin: Begin) -> None:
+    """The first rows are read apart, with the results of their calls, and not what lies before the tail."""
+    chat = begin(user("u1"), calls("A"), user("u2"), says("pinned " * 20))
+    chat.play(Pin(0))
+    chat.append(says("between"), calls("A", "B"), result("A"), result("B"))
+    chat.append(*[says(f"long {n} " * 60) for n in range(40)], user("go"))
+    for budget in range(500, 3000, 250):
+        held(chat, budget)
+        assert any("pinned" in str(w["content"]) for w in chat.window(budget))
+
+
 def test_a_late_result_of_what_stands_before_the_first_turn(begin: Begin) -> None:
     injected = {"metadata": {"injected": True}}
     for text in ("late", "late " * 600):
