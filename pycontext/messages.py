@@ -121,6 +121,14 @@ def _element(fields: dict[str, Any]) -> Element:
     audio = extra.get("audio")
     if not found.get("content") and isinstance(audio, dict) and isinstance(audio.get("transcript"), str):
         found["content"] = audio["transcript"]  # what was spoken
+    called = extra.get("function_call")
+    if isinstance(called, dict) and not found.get("tool_calls"):  # the old form of a call, and of its result
+        del extra["function_call"]
+        found["tool_calls"] = [
+            {"id": f"function_{called.get('name')}", "type": "function", "function": called}
+        ]
+    elif found.get("role") == "function":
+        found |= {"role": "tool", "tool_call_id": f"function_{found.get('name')}"}
     if isinstance(found.get("tool_calls"), list):
         found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
     if not found.get("tool_calls"):

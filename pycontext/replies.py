@@ -16,6 +16,9 @@ from pycontext.messages import Element
 
 _OWN = ("role", "message_id", "created_at", "metadata")
 _USES = frozenset({"tool_use", "tool_result"})
+# What goes back to Anthropic with a call, but for what goes without saying.
+_BESIDE = ("caller", "toolset_name")
+_DIRECT = {"type": "direct"}
 _PARSED = frozenset({"parsed", "parsed_arguments", "parsed_output"})
 _PROMPT = ("prompt_tokens", "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _ACCEPTED = (
@@ -182,7 +185,9 @@ def _anthropic(fields: dict[str, Any]) -> list[Element]:
             )
         elif block.get("type") == "tool_use":
             function = {"name": block.get("name"), "arguments": messages.to_json(block.get("input") or {})}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            use = {key: block[key] for key in _BESIDE if block.get(key) not in (None, _DIRECT)}
+            call = {"id": block.get("id"), "type": "function", "function": function}
+            calls.append({**call, "use": use} if use else call)
         else:
             rest.append({key: value for key, value in block.items() if key != "cache_control"})
     if results and not rest:

@@ -410,6 +410,7 @@ def anthropic(request: JSON) -> None:
     assert isinstance(messages, list)
     called: set[str] = set()
     waiting: set[str] = set()
+    hosted: set[str] = set()
     working: set[str] = set()  # calls of Anthropic's own tools: their results come from the assistant's side
     for number, message in enumerate(messages):
         place = f"messages[{number}]"
@@ -443,8 +444,16 @@ def anthropic(request: JSON) -> None:
                 past_results = True
             if kind == "tool_use":
                 uses.append(block["id"])
+                caller = block.get("caller", {"type": "direct"})
+                _need(
+                    caller["type"] == "direct" or caller["tool_id"] in hosted,
+                    at,
+                    "no such caller before",
+                    caller,
+                )
             elif kind in ("server_tool_use", "mcp_tool_use"):
                 working.add(block["id"])
+                hosted.add(block["id"])
             elif side == "assistant" and "tool_use_id" in block:
                 _need(block["tool_use_id"] in working, at, "a result without its server_tool_use", block)
                 working.discard(block["tool_use_id"])
@@ -509,7 +518,7 @@ def _block_image(block: JSON, place: str) -> None:
 
 
 def _block_use(block: JSON, place: str) -> None:
-    _keys(block, place, {"type", "id", "name", "input"}, {"cache_control"})
+    _keys(block, place, {"type", "id", "name", "input"}, {"cache_control", "caller", "toolset_name"})
     _need(
         re.fullmatch(r"[a-zA-Z0-9_-]+", str(block["id"])) is not None, place, "id of a tool_use", block["id"]
     )
@@ -564,6 +573,7 @@ _BLOCKS: dict[str, dict[object, _Block]] = {
         "mcp_tool_use": _block_hosted,
         "web_search_tool_result": _block_hosted,
         "mcp_tool_result": _block_hosted,
+        "code_execution_tool_result": _block_hosted,
     },
 }
 

@@ -36,6 +36,10 @@ begin
         perform pycontext._raise('PCX04', 'a tool result needs the id of its call', v_at,
             'set tool_call_id to the id in the assistant''s tool_calls');
     end if;
+    if jsonb_typeof(m -> 'function_call') = 'object' then
+        perform pycontext._raise('PCX02', 'function_call is the old form of tool_calls', v_at,
+            'pass [{"id": …, "type": "function", "function": {…}}] as tool_calls');
+    end if;
     if coalesce(jsonb_typeof(m -> 'tool_calls'), 'null') not in ('array', 'null') then
         perform pycontext._raise('PCX02', 'tool_calls must be an array', v_at, 'pass [{"id": …, "type": "function", "function": {…}}]');
     end if;

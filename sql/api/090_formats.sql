@@ -75,12 +75,12 @@ create or replace function pycontext._openai_calls(tool_calls jsonb)
 returns jsonb
 language sql immutable parallel safe
 as $$
-    select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item) || exists (@.index)
+    select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item) || exists (@.use) || exists (@.index)
             || !(@.function.name like_regex "^[a-zA-Z0-9_.-]{1,128}$"))' then (
         select jsonb_agg(case when c.value ->> 'type' = 'custom'
             then jsonb_build_object('id', c.value -> 'id', 'type', 'custom', 'custom', jsonb_build_object(
                 'name', n.name, 'input', c.value #> '{function,arguments}'))
-            else jsonb_set(c.value - '{item,index}'::text[] || '{"type": "function"}', '{function,name}', to_jsonb(n.name)) end
+            else jsonb_set(c.value - '{item,use,index}'::text[] || '{"type": "function"}', '{function,name}', to_jsonb(n.name)) end
             order by c.ordinality)
         from jsonb_array_elements(tool_calls) with ordinality c
         cross join lateral (
@@ -365,10 +365,19 @@ declare
     v_ids jsonb := '{}';
     v_used jsonb := '{}';
     v_lone text[] := pycontext._lone_uses(rows);
+    v_callers text[];
     w record;
 begin
     v_memory := case when pycontext._has_text(memory) then jsonb_build_array(jsonb_build_object('type', 'text',
         'text', pycontext._fenced('memory-context', memory))) else '[]'::jsonb end;
+    -- a call that code of Anthropic's made says so where that code is told
+    if exists (select from unnest(rows) t where t.tool_calls @? '$[*].use.caller') then
+        v_callers := array(
+            select e.value ->> 'id'
+            from unnest(rows) t
+            cross join jsonb_array_elements(case jsonb_typeof(t.content) when 'array' then t.content else '[]' end) e
+            where t.role = 'assistant' and e.value ->> 'type' = 'server_tool_use' and e.value ->> 'id' <> all (v_lone));
+    end if;
     for w in
         select t.*, case when t.role = 'assistant' then 'assistant' else 'user' end as side,
             t.ordinal = max(t.ordinal) filter (where t.role = 'user' and t.kind = 'message' and t.section <> 'omitted')
@@ -418,7 +427,9 @@ begin
             v_row := v_row || (
                 select jsonb_agg(jsonb_build_object('type', 'tool_use', 'id', v_ids ->> (e.value ->> 'id'),
                     'name', left(regexp_replace(e.value #>> '{function,name}', '[^a-zA-Z0-9_-]', '_', 'g'), 128),
-                    'input', pycontext._call_input(e.value #>> '{function,arguments}')) order by e.ordinality)
+                    'input', pycontext._call_input(e.value #>> '{function,arguments}'))
+                    || case when e.value #>> '{use,caller,tool_id}' = any (v_callers) then e.value -> 'use'
+                        else coalesce(e.value -> 'use', '{}') - 'caller' end order by e.ordinality)
                 from jsonb_array_elements(w.tool_calls) with ordinality e);
         end if;
         if w.ordinal = any (marks) then

@@ -172,6 +172,56 @@ def test_a_reply_that_was_paused_goes_on_when_the_request_is_sent_again(memory: 
         assert turn.reply == "In hub seven."
 
 
+def test_a_call_that_anthropics_code_made_says_so_where_the_code_is_told(memory: pycontext.Database) -> None:
+    code = {
+        "type": "server_tool_use",
+        "id": "srvtoolu_1",
+        "name": "code_execution",
+        "input": {"code": "look()"},
+    }
+    caller = {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}
+    use = {"type": "tool_use", "id": "c1", "name": "look", "input": {}, "caller": caller}
+    direct = {**use, "id": "c3", "caller": {"type": "direct"}}
+    done = {"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_1", "content": {"stdout": "7"}}
+
+    def said(*blocks: JSON) -> JSON:
+        return {"type": "message", "role": "assistant", "model": "m", "content": list(blocks)}
+
+    def uses(turn: Any) -> list[JSON]:
+        for name, check in VALID.items():
+            check(sent(turn, name))
+        blocks = [block for message in turn.anthropic["messages"] for block in message["content"]]
+        return [block for block in blocks if block["type"] == "tool_use"]
+
+    with memory.turn("a", "Where?", format="all") as turn:
+        for number, reply in enumerate((said(code, use), said({**use, "id": "c2"}))):
+            turn.add(reply)
+            turn.add({"type": "tool_result", "tool_use_id": f"c{number + 1}", "content": "hub"})
+            assert [block.get("caller") for block in uses(turn)] == [caller] * (number + 1)
+        turn.add(said(done, direct))
+        turn.add({"type": "tool_result", "tool_use_id": "c3", "content": "hub"})
+        assert [block.get("caller") for block in uses(turn)] == [caller, caller, None]
+    with memory.turn("b", "Where?", format="all") as turn:
+        turn.add(said(use))
+        assert "caller" not in json.dumps(uses(turn))
+
+
+def test_the_old_form_of_a_call_is_kept_as_a_call(memory: pycontext.Database) -> None:
+    call = {"name": "look", "arguments": '{"q":  1}'}
+    for _ in range(2):
+        reply = completion("one", "x").model_dump()
+        reply["choices"][0]["message"] = {"role": "assistant", "content": None, "function_call": call}
+        with memory.turn("a", "Where?", format="all") as turn:
+            turn.add(ChatCompletion.model_validate(reply))
+            turn.add({"role": "function", "name": "look", "content": "In hub seven."})
+            for name, check in VALID.items():
+                check(sent(turn, name))
+            made, result = turn.messages[-2:]
+            assert made["tool_calls"][0]["function"] == call
+            assert result["tool_call_id"] == made["tool_calls"][0]["id"]
+            assert result["content"] == "In hub seven."
+
+
 def test_results_in_any_form_answer_calls_of_any_form(memory: pycontext.Database) -> None:
     for number, (format, form) in enumerate((f, g) for f in MADE for g in RESULTS):
         with memory.turn(f"c{number}", "Where?", format="all", compact="off") as turn:

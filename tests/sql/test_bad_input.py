@@ -132,6 +132,12 @@ def test_any_number_of_rows_may_be_asked_for(chat: Connection, call: str, most: 
     assert len(found) <= max(most, 2)
 
 
+def test_the_old_form_of_a_call_is_not_lost(chat: Connection) -> None:
+    said = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
+    call = "select pycontext.append_messages('c', %s)"
+    refused(chat, call, "PCX02", "function_call is the old form of tool_calls", "look", (json.dumps([said]),))
+
+
 def test_a_turn_with_a_budget_that_is_none_writes_nothing(chat: Connection) -> None:
     refused(
         chat,
