@@ -190,6 +190,17 @@ def rewind(chat_id: Id, to_message_id: Id) -> Steps[list[ThreadRow]]:
     return fetch(ThreadRow, Call("rewind_chat", given, is_repeatable=False))
 
 
+def take_back(chat_id: Id, to_message_id: str, kept: Any, encodings: Encodings) -> Steps[bool]:
+    """Set aside what follows a message and store what is kept of it, in one transaction.
+
+    False: nothing followed, and nothing is stored.
+    """
+    chat_id = identity(chat_id)
+    counted = [messages.counted(element, encodings.of(chat_id)) for element in replies.elements(kept)]
+    given = {"chat_id": chat_id, "to_message_id": to_message_id, "messages": messages.to_json(counted)}
+    return bool((yield Call("take_back", given, is_repeatable=False)))
+
+
 def fork(
     chat_id: Id, new_chat_id: Id | None, at_message_id: Id | None, owner: str | None, metadata: Any
 ) -> Steps[str]:

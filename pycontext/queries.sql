@@ -246,6 +246,14 @@ select t.seq, t.message_id, t.kind, t.origin, t.role, t.content, t.tool_calls, t
     t.is_estimate, t.created_at, t.metadata, t.summary
 from pycontext.rewind_chat(chat_id => %(chat_id)s::text, to_message_id => %(to_message_id)s::text) t;
 
+-- name: take_back
+with gone as materialized (
+    select t.seq from pycontext.rewind_chat(chat_id => %(chat_id)s::text, to_message_id => %(to_message_id)s::text) t
+)
+select (
+    select count(*) from pycontext.append_messages(chat_id => %(chat_id)s::text, messages => %(messages)s::jsonb)) as stored
+from (select from gone limit 1) g;  -- only where rows were set aside
+
 -- name: fork_chat
 select pycontext.fork_chat(
     chat_id => %(chat_id)s::text, new_chat_id => %(new_chat_id)s::text, at_message_id => %(at_message_id)s::text,

@@ -108,7 +108,8 @@ class ChatSession:
 
         The chat is rewound: the message is kept, set aside, and a summary placed after it goes with it. Never
         above the line where the user started over. What others add at the same moment is set aside too.
-        SQL: rewind_chat.
+        Of several items of one message the others are stored anew, in the same transaction.
+        SQL: rewind_chat, append_messages.
         """
         while True:
             try:
@@ -119,14 +120,12 @@ class ChatSession:
             if place is None or any(row.origin == "reset" for row in rows[place:]):
                 return None
             before = next((row.message_id for row in reversed(rows[:place]) if row.kind == "message"), "")
+            item: Any
+            *rest, item = to_items(_stored(rows[place]))
+            steps = operations.take_back(self.session_id, before, to_messages(rest), self._db._encodings)
             with suppress(BadMessage):  # another took these rows back meanwhile, and before, too
-                if await self._db.rewind(self.session_id, before):
-                    break
-        *rest, popped = to_items(_stored(rows[place]))
-        if rest:
-            await self._db.append(self.session_id, to_messages(rest))
-        item: Any = popped
-        return item  # type: ignore[no-any-return]
+                if await self._db._run(steps):
+                    return item  # type: ignore[no-any-return]
 
     async def clear_session(self) -> None:
         """Delete the chat, with all that was derived from it. To keep it and draw a line: `db.start_over`.

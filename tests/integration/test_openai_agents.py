@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 agents = pytest.importorskip("agents", reason="needs the Agents SDK: extra openai-agents")
@@ -134,6 +135,24 @@ def test_items_come_back_as_they_were_added(dsn: str) -> None:
         assert await session("other").pop_item() is None
 
     with_session(dsn, use)
+
+
+def test_an_item_of_several_is_popped_in_one_transaction(dsn: str, db: psycopg.Connection[Any]) -> None:
+    items = [
+        user("Hi"),
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"role": "assistant", "content": "One."},
+        {"role": "assistant", "content": "Two."},
+    ]
+
+    async def use(session: Open) -> None:
+        await session().add_items(items)
+        assert await session().pop_item() == items[-1]
+        assert await session().get_items() == items[:-1]
+
+    with_session(dsn, use)
+    stored = "select xmin from pycontext.message where gone_act is null and seq > 1"
+    assert len(db.execute(f"select xmin from pycontext.act union {stored}").fetchall()) == 1
 
 
 @pytest.mark.parametrize("wrong", [[5], "abc", [{}], [user("fine"), {"role": "wizard", "content": "x"}]])
