@@ -22,6 +22,7 @@ from pycontext.extractor.openai import OpenAIExtractor
 from pycontext.extractor.rules import RuleExtractor
 from pycontext.summarizer import SummaryRequest, SummaryResult
 from pycontext.summarizer.extractive import ExtractiveSummarizer
+from pycontext.worker import Worker
 
 pytestmark = pytest.mark.runners("sync", "pooled", long="pooled")
 
@@ -245,21 +246,54 @@ def test_what_start_over_set_aside_is_flushed_by_the_next_pass(
     assert "Anna" not in json.dumps(database.messages("a"))
 
 
+TAKEN: dict[str, Take] = {
+    "nothing": lambda request: [],
+    "long": lambda request: [Fact(row.seq, "a long fact " * 40) for row in request.messages],
+    "many": lambda request: [Fact(row.seq, f"посылка {n}") for row in request.messages for n in range(9)],
+}
+
+
+@pytest.mark.parametrize("way", ["off", "after", "before", "worker"])
 def test_one_flush_a_pass_and_no_pass_from_a_flush(
-    database: pycontext.Database, db: Connection, seen: Seen
+    database: pycontext.Database, db: Connection, seen: Seen, way: str
 ) -> None:
-    """C40: facts that cost tokens, just under the trigger."""
-    seen.take = lambda request: [Fact(row.seq, "a long fact " * 40) for row in request.messages]
-    talk(database, "a", 11)
-    assert database.plan("a").decision == "none"
-    rows = len(database.thread("a", max_rows=500))
-    passes = db.execute("select count(*) from pycontext.pass").fetchone()
-    database.compact("a")
-    assert len(seen.requests) == 1
-    after = db.execute("select count(*) from pycontext.pass").fetchone()
-    assert after[0] - passes[0] == 1  # type: ignore[index]
-    assert len(database.thread("a", max_rows=500)) == rows + 1
-    assert database.plan("a").decision == "none"
+    """C40: from just under the trigger on, whatever facts cost, and where the extractor talks in the chat."""
+
+    def talks(request: ExtractorRequest) -> Sequence[Fact]:
+        assert len(seen.requests) < 9
+        with database.turn("talks", "May I?") as turn:
+            turn.add({"role": "assistant", "content": "Not now."})
+        return TAKEN["long"](request)
+
+    for chat, take in {**TAKEN, "talks": talks}.items():
+        seen.requests.clear()
+        seen.take = take
+        talk(database, chat, 10)
+        assert database.plan(chat).decision == "none"
+        for n in range(12):
+            compact = "off" if way == "worker" else way
+            with database.turn(chat, f"{n}: " + "Where is it? " * 60, compact=compact) as turn:
+                turn.add({"role": "assistant", "content": "In the hub. " * 60})
+            if way == "worker":
+                Worker(database).run(once=True)
+        if way == "off":
+            assert database.compact(chat).outcome == "summarized"
+        passes = db.execute(
+            "select from_seq, to_seq from pycontext.pass where chat_id = %s and outcome = 'summarized'"
+            " order by pass_no",
+            (chat,),
+        ).fetchall()
+        assert passes
+        assert [[row.seq for row in request.messages] for request in seen.requests] == [
+            list(range(low, high + 1)) for low, high in passes
+        ]
+        counts = db.execute(
+            "select count(*) filter (where line_no = 0), count(*) filter (where line_no > 0)"
+            " from pycontext.message where chat_id = %s",
+            (chat,),
+        ).fetchone()
+        said = 2 * len(passes) if chat == "talks" else 0
+        assert counts == (20 + 24 + said, len(passes))
 
 
 def test_nothing_is_open_while_the_extractor_works(
