@@ -64,7 +64,8 @@ as $$
 $$;
 
 -- Exact values in the words of users and assistants and in arguments of calls, of the messages a line covers, that neither
--- the line nor a live fact names: of all of them, or (is_whole false) of those since the line before it and of its text.
+-- the line, what stays in sight beside it nor a live fact names: of all of them, or (is_whole false) of those since the line
+-- before it and of its text.
 create or replace function pycontext._lost_values(l pycontext.message, is_whole boolean, max_rows integer)
 returns setof pycontext.lost_value_row
 language plpgsql stable
@@ -90,7 +91,15 @@ begin
         v_from := p.request_seq || v_from;
         v_to := p.request_seq || v_to;
     end if;
-    v_named := pycontext._spelled_out(lower(l.content #>> '{}'));
+    -- what stands beside the line is named too
+    select concat_ws(E'\n', pycontext._spelled_out(lower(l.content #>> '{}')), lower(string_agg(
+        left(concat_ws(E'\n', pycontext._content_text(r.content), (
+            select string_agg(e.value #>> '{function,arguments}', E'\n')
+            from jsonb_array_elements(coalesce(r.tool_calls, '[]')) e)), 20000), E'\n')))
+    into v_named
+    from pycontext._thread_rows(c.chat_id, c.source, array_remove(array[l.head_from, l.request_seq], null),
+        array_remove(array[l.head_to, l.request_seq], null)) r
+    where r.role in ('user', 'assistant') and (r.unit_seq between l.head_from and l.head_to or r.seq = l.request_seq);
     v_values := array(select lower(v.value) from regexp_split_to_table(v_named, '\n') n (line), pycontext._exact_values(n.line) v);
     return query
     with body as (
@@ -158,5 +167,5 @@ end
 $$;
 comment on function pycontext.lost_values(text, text, integer) is
     'Exact values (ids, numbers, dates, paths, addresses) of all the messages a line covers, those of earlier lines too, that '
-    'neither the line nor a live fact names, each with the newest message that has it: at most max_rows. What tools printed is '
-    'not looked at, nor what stays in sight beside the line. PCX01, PCX02.';
+    'neither the line, the first turn and the request that stay in sight beside it, nor a live fact names, each with the newest '
+    'message that has it: at most max_rows. What tools printed is not looked at. PCX01, PCX02.';

@@ -652,6 +652,30 @@ def test_lost_values_are_those_nobody_names(db: Connection) -> None:
     assert raised.value.sqlstate == "PCX02"
 
 
+@pytest.mark.parametrize("home", ["native", "adopted"])
+def test_what_stands_beside_the_line_is_not_lost(db: Connection, home: str) -> None:
+    texts = [
+        "ticket QX-4471, hub 17",
+        "hello",
+        "again QX-4471, hub 17, parcel QX-1 and 2031" + ", please" * 30,
+        "parcel QX-2, and 2031",
+        "newest 77-A: QX-2",
+        "ok, QX-1717",
+    ]
+    say(db, "a", *texts)
+    if home == "adopted":
+        db.execute(
+            "create table said as"
+            " select 'b'::text as chat_id, seq, message_id, role, content, created_at from pycontext.message"
+        )
+        db.execute("select pycontext.register_source('said', 'said', true)")
+    chat = {"native": "a", "adopted": "b"}[home]
+    newest = db.execute("select message_id from pycontext.message where seq = 6").fetchone()
+    line = cover(db, chat, newest[0])  # type: ignore[index]
+    lost = db.execute("select seq, value from pycontext.lost_values(%s, %s)", (chat, line)).fetchall()
+    assert lost == [(3, "QX-1"), (4, "2031"), (6, "QX-1717")]
+
+
 def test_what_is_lost_when_lines_merge_is_named(db: Connection) -> None:
     """The newest line answers for all it covers; a pass counts what it dropped itself."""
     places = 0
@@ -668,9 +692,10 @@ def test_what_is_lost_when_lines_merge_is_named(db: Connection) -> None:
         (2 * n - 1, f"QX-{n}") for n in (2, 3, 4, 6, 7, 8, 10, 11)
     ]
     assert [int(v) for _, v in lost if not v.startswith("QX")] == list(range(1002, 1013))
-    # by pass: QX-3, not its request 4; then 4, 6, 7 and QX-2 of the line before; then 8, 10, 11 and QX-1
+    # by pass: QX-3, not its request 4; then 4, 6, 7 and QX-2 of the line before; then 8, 10 and 11, but
+    # not QX-1 of the line before: the first turn says it
     counted = db.execute("select lost_values from pycontext.compaction_history order by pass_no").fetchall()
-    assert counted == [(1 + 3,), (4 + 4,), (4 + 4,)]
+    assert counted == [(1 + 3,), (4 + 4,), (3 + 4,)]
     old = db.execute("select value from pycontext.lost_values('a', %s)", (lines[0],)).fetchall()
     assert old == [("1002",), ("QX-3",), ("1003",), ("1004",)], "a line that is merged still tells its own"
 
