@@ -209,8 +209,10 @@ begin
 end
 $$;
 
--- One rendered row cut to a cost: images first, then text, then arguments. Cost and flags are set anew.
-create or replace function pycontext._shorten_row(r pycontext._thread_row, max_tokens integer, image_tokens integer)
+-- One rendered row cut to a cost: images first, then text, then arguments. Cost and flags are set anew. counted: the
+-- count that decides whether it is cut at all (the frozen one where no better count may change what is sent).
+create or replace function pycontext._shorten_row(
+    r pycontext._thread_row, counted integer, max_tokens integer, image_tokens integer)
 returns pycontext._thread_row
 language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -221,7 +223,7 @@ declare
     v_calls jsonb;
     v_whole pycontext._thread_row;
 begin
-    if r.tokens <= max_tokens then
+    if counted <= max_tokens then
         return r;
     end if;
     v_whole := r;
@@ -385,7 +387,7 @@ begin
             end if;
             v_cut := array(
                 select case when t.seq = v_request.seq or pycontext._floor_of(t, v_step, s.pin_units) = t.tokens then t
-                    else pycontext._shorten_row(t, greatest(v_cap, pycontext._floor_of(t, v_step, s.pin_units)), s.image_tokens) end
+                    else pycontext._shorten_row(t, t.tokens, greatest(v_cap, pycontext._floor_of(t, v_step, s.pin_units)), s.image_tokens) end
                 from unnest(v_rows) t where t.unit_seq >= v_first order by t.unit_seq, t.seq, t.line_no);
             select coalesce(sum(t.tokens), 0) into v_sum from unnest(v_cut) t;
             exit levels when v_sum <= v_room;
@@ -400,7 +402,7 @@ begin
             if v_head <> '{}' then
                 v_head := array(
                     select case when t.seq = v_request.seq or t.line_no > 0 then t
-                        else pycontext._shorten_row(t, v_eighth / cardinality(v_head), s.image_tokens) end
+                        else pycontext._shorten_row(t, t.tokens, v_eighth / cardinality(v_head), s.image_tokens) end
                     from unnest(v_head) t order by t.unit_seq, t.seq, t.line_no);
             end if;
             if v_line_tokens > v_eighth then
@@ -606,7 +608,7 @@ as $$
         from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) t
         cross join lateral pycontext._window_row(null, sections[t.section_no],
             case when s.is_head_cut and sections[t.section_no] = 'head'
-                then pycontext._shorten_row(t, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
+                then pycontext._shorten_row(t, t.frozen_tokens, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
         union all
         select 2 * e.at + 1, e.n, 0, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
             e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
