@@ -667,6 +667,12 @@ class Machine:
             return
         assert not was_edited, f"a summary of what was changed meanwhile is stored: {move}"
         assert line
+        done = self.rows(
+            "select tokens_before, tokens_after from pycontext.pass where chat_id = %s"
+            " order by pass_no desc limit 1",
+            self.chat_id,
+        )[0]
+        assert done["tokens_after"] <= done["tokens_before"], f"a line made the window larger: {done}"
         self._placed(line)
 
     def edits(self) -> tuple[str, int, int]:
