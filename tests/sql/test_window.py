@@ -104,6 +104,7 @@ def held(machine: Machine, budget: int = 100000) -> list[Message]:
     messages: list[Message] = machine.messages("openai_messages", budget)
     validators.openai_chat(messages)
     validators.anthropic(machine.messages("anthropic_messages", budget))
+    validators.openai_responses(machine.messages("responses_input", budget))
     return messages
 
 
