@@ -10,7 +10,8 @@ _KEY_NAME = (
     r"(?:[A-Za-z0-9_.-]{0,40}(?:passw(?:or)?d|passphrase|passwd|secret|api[_-]?key|apikey|access[_-]?key"
     r"|private[_-]?key"
     r"|auth[_-]?token|access[_-]?token|refresh[_-]?token|client[_-]?secret|credentials?)[A-Za-z0-9_-]{0,20}"
-    r"|pwd|pass|token|пароль|密码|密碼|パスワード)"
+    r"|pwd|pass|token|пароль(?:\s(?:от|для|к)\s\S{1,40})?|токен|секретный\sключ|секрет|ключ\sapi"
+    r"|(?:api|апи)[\s-]?ключ|密码|密碼|パスワード)"
 )
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -34,7 +35,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}(?:\.[A-Za-z0-9_-]*)?"), MASK),
     # user:password@ in any URL
     (
-        re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/:@'\"<>]{0,200}:)[^\s/@'\"<>]{1,300}(?=@)"),
+        re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/:@'\"<>]{0,200}:)[^\s/'\"<>]{1,300}(?=@)"),
         f"\\g<head>{MASK}",
     ),
     # headers

@@ -177,8 +177,9 @@ as $$
         '\m(?:sk-[A-Za-z0-9_-]{8,}|[srp]k_(?:live|test)_[A-Za-z0-9]{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,20}|gh[pousr]_[A-Za-z0-9]{16,}'
         '|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abeoprs]-[A-Za-z0-9-]{8,}|AIza[\w-]{30,}|hf_\w{16,}|npm_\w{16,}'
         '|eyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)?)|-----BEGIN [A-Z ]*PRIVATE KEY-----.*', '[masked]', 'g'),
-        '(://[^\s/:@]{0,200}:)[^\s/@]{1,250}@', '\1[masked]@', 'g'),
-        '((?:passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|(?:auth|access|refresh)[_-]?token|пароль|密码|パスワード)'
+        '(://[^\s/:@]{0,200}:)[^\s/]{1,250}@', '\1[masked]@', 'g'),
+        '((?:passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|(?:auth|access|refresh)[_-]?token|пароль(?:\s(?:от|для|к)\s\S{1,40})?'
+        '|токен|секретный\sключ|ключ\sapi|(?:api|апи)[\s-]?ключ|密码|パスワード)'
         '["'']?\s*(?:=|:|：|=>|\mis\M|—|是)\s*["'']?)(?!\[masked)[^\s"'',;，。]{3,}', '\1[masked]', 'gi')
 $$;
 
