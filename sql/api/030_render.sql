@@ -195,8 +195,8 @@ begin
         v_content := pycontext._escape_content(v_content);
     end if;
     if is_orphan then
-        return to_jsonb(format(E'[result of tool call %s, which is not in view]\n%s',
-            pycontext._escape_fences(tool_call_id),
+        return to_jsonb(format(E'[result of tool call%s, which is not in view]\n%s',
+            ' ' || pycontext._escape_fences(nullif(tool_call_id, '')),
             coalesce(nullif(pycontext._content_text(v_content), ''), '(empty)')));
     end if;
     if pycontext._is_blank(v_content) then

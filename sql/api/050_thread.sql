@@ -65,6 +65,61 @@ $$;
 comment on function pycontext._jsonb(anyelement) is 'Private. A column of a product as jsonb.';
 comment on function pycontext._jsonb(json) is 'Private. A json column of a product as jsonb, without what jsonb refuses.';
 
+-- Whether calls of a product's row are calls in OpenAI's form, each with an id of its own. Strict: an element that lacks a
+-- member makes the condition unknown, not false.
+create or replace function pycontext._are_calls(tool_calls jsonb)
+returns boolean
+language plpgsql immutable strict parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return jsonb_typeof(tool_calls) = 'array'
+        and not tool_calls @? 'strict $[*] ? ((@.id.type() == "string" && @.id != "" && (
+                @.function.name.type() == "string" && @.function.name != ""
+                || @.custom.name.type() == "string" && @.custom.name != "")) is unknown
+            || !(@.id.type() == "string" && @.id != "" && (
+                @.function.name.type() == "string" && @.function.name != ""
+                || @.custom.name.type() == "string" && @.custom.name != "")))'
+        and (jsonb_array_length(tool_calls) < 2
+            or (select count(distinct e.value -> 'id') from jsonb_array_elements(tool_calls) e) = jsonb_array_length(tool_calls));
+end
+$$;
+
+comment on function pycontext._are_calls(jsonb) is
+    'Private. Whether calls of a product''s row are calls in OpenAI''s form, each with an id of its own.';
+
+-- What is no call in tool_calls, or the second of an id, is told as text after the content: no provider takes it as a call, and
+-- the model should know of it. null: there is none.
+create or replace function pycontext._split_calls(tool_calls jsonb, out calls jsonb, out told text)
+language sql immutable parallel safe
+as $$
+    select jsonb_agg(d.call order by d.n) filter (where d.is_call and d.nth = 1),
+        string_agg(format('[tool call %s]', d.call), E'\n' order by d.n) filter (where not (d.is_call and d.nth = 1))
+    from (
+        select e.value as call, e.ordinality as n, q.is_call,
+            row_number() over (partition by q.is_call, e.value -> 'id' order by e.ordinality) as nth
+        from jsonb_array_elements(case jsonb_typeof(tool_calls) when 'array' then tool_calls
+            when 'null' then '[]' else jsonb_build_array(tool_calls) end) with ordinality e
+        cross join lateral (select pycontext._are_calls(jsonb_build_array(e.value)) as is_call) q) d
+$$;
+
+comment on function pycontext._split_calls(jsonb) is
+    'Private. Which of a product''s calls can be sent as calls, and the others as text.';
+
+create or replace function pycontext._with_told_calls(content jsonb, tool_calls jsonb)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case when t.told is null then content
+        when jsonb_typeof(content) = 'array' then content || jsonb_build_object('type', 'text', 'text', t.told)
+        when jsonb_typeof(content) = 'string' and content <> '""' then to_jsonb((content #>> '{}') || E'\n' || t.told)
+        else to_jsonb(t.told) end
+    from pycontext._split_calls(tool_calls) t
+$$;
+
+comment on function pycontext._with_told_calls(jsonb, jsonb) is
+    'Private. A content of a product with what is no call in its tool_calls.';
+
 -- A time of a product as every client can read it: years 1 to 9999, no infinity.
 create or replace function pycontext._told_time(moment timestamptz)
 returns timestamptz
@@ -88,6 +143,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_calls text := case when 'tool_calls' = any(f.has_columns) then 'pycontext._jsonb(x.tool_calls)' else 'null::jsonb' end;
+    v_told_calls text := v_calls;
+    v_content text := 'pycontext._jsonb(x.content)';
     v_call_id text := case when 'tool_call_id' = any(f.has_columns) then 'x.tool_call_id::text' else 'null::text' end;
     v_name text := case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end;
     v_metadata text := case when 'metadata' = any(f.has_columns) then 'pycontext._jsonb(x.metadata)' else 'null::jsonb' end;
@@ -97,6 +154,12 @@ declare
     v_way text := case when kind like 'newest%' or kind in ('id', 'calls', 'edge') then ' desc' else '' end;
     v_order text := ' order by x.chat_id' || v_way || ', ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way;
 begin
+    if 'tool_calls' = any(f.has_columns) then
+        v_told_calls := format('case when %1$s is null or pycontext._are_calls(%1$s) then %1$s'
+            ' else (pycontext._split_calls(%1$s)).calls end', v_calls);
+        v_content := format('case when x.role::text <> ''assistant'' or %1$s is null or pycontext._are_calls(%1$s) then %2$s'
+            ' else pycontext._with_told_calls(%2$s, %1$s) end', v_calls, v_content);
+    end if;
     if kind = 'cut' then
         return 'with e as materialized (select (select x.seq::bigint' || pycontext._source_range(f) || v_order
             || ' limit 1) as lo, (select x.seq::bigint' || pycontext._source_range(f) || v_order || ' offset $4 limit 1) as hi)'
@@ -125,8 +188,8 @@ begin
         || case when v_is_counted then 'coalesce(bool_and(c.count_hash = r.body_hash and c.tokens is not null), true)'
             else 'null::boolean' end || ' as is_counted, null::bigint as tokens from ('
         || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, '
-        || case when v_is_narrow then 'null::jsonb' else 'pycontext._jsonb(x.content)' end || ' as content, '
-        || v_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
+        || case when v_is_narrow then 'null::jsonb' else v_content end || ' as content, '
+        || v_told_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
         || ' as metadata, pycontext._told_time(x.created_at::timestamptz) as created_at, '
         || case when v_is_narrow then 'null::bigint'
             else 'hashtextextended(coalesce(x.content::text, ''''), hashtextextended('

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import validators
 
 Connection = psycopg.Connection[Any]
 
@@ -571,6 +572,63 @@ def test_a_json_column_may_hold_what_jsonb_refuses(db: Connection) -> None:
         assert db.execute("select content from message_original(%s, %s)", (chat, 10 * n)).fetchone() == (
             want,
         )
+
+
+NO_CALLS: list[Any] = [
+    [{"id": "A", "type": "default", "apiName": "look", "identifier": "shop", "arguments": "{}"}],
+    [{"type": "function", "function": {"name": "look", "arguments": "{}"}}],
+    [{"id": "A", "type": "function", "function": {"arguments": "{}"}}],
+    [{"id": "A", "function": "look"}],
+    [{"id": 7, "function": {"name": "look", "arguments": "{}"}}],
+    [{"id": "", "function": {"name": "look", "arguments": "{}"}}],
+    [[call("A")]],
+    [call("B"), {"id": "B", "function": {"name": "look", "arguments": "{}"}}],
+    [call("B"), None, "look"],
+    {"a": 1},
+    "look()",
+]
+
+
+@pytest.mark.core
+def test_what_is_no_call_never_reaches_a_provider_as_one(posts: Connection) -> None:
+    """It is told as text, its results as those of a call that is not there, in valid requests."""
+    db = posts
+    seq = itertools.count()
+    for n, calls in enumerate(NO_CALLS):
+        contents = (None, "", "I look.", [{"type": "text", "text": "I look."}])
+        for content in contents if n == 0 else contents[n % 4 :][:1]:
+            chat = f"chat {n} {content}"
+            called = [e["id"] for e in calls if e and e != "look"][:1] if n in (7, 8) else []
+            messages = [
+                user("go"), {**assistant(content), "tool_calls": calls}, result("A", "hub 7"), *(result(i, "b") for i in called),
+                {"role": "tool", "content": "hub 8"}, assistant("In hub 7."), user("and now?"),
+            ]  # fmt: skip
+            for place, message in enumerate(messages, 1):
+                columns = [None if message.get(k) is None else json.dumps(message[k]) for k in ("content", "tool_calls")]
+                db.execute(
+                    "insert into post values (%s, %s, %s, %s, %s, %s, %s, null, null, now())",
+                    (next(seq), chat, f"m{place}", message["role"], *columns, message.get("tool_call_id")),
+                )  # fmt: skip
+            query = "select openai_messages(%(c)s), anthropic_messages(%(c)s), responses_input(%(c)s), start_turn(%(c)s) is null"
+            row = db.execute(query, {"c": chat}).fetchone()
+            assert row is not None
+            validators.openai_chat(row[0])
+            validators.anthropic(row[1])
+            validators.openai_responses(row[2])
+            spoken = row[0][1]
+            assert [e["id"] for e in spoken.get("tool_calls", [])] == called
+            said = spoken["content"] if isinstance(spoken["content"], str) else spoken["content"][-1]["text"]
+            assert "[tool call " in said
+            assert ("I look." in json.dumps(spoken)) == ("I look." in str(content))
+            for told in ("hub 7", "hub 8", "In hub 7."):
+                assert told in json.dumps(row[0])
+            assert "[result of tool call, which is not in view]" in json.dumps(row[0])
+            count = (
+                "select cache_token_counts(%(c)s, 'o200k_base', (select jsonb_agg(jsonb_build_object('seq', u.seq, 'tokens', 90))"
+                " from uncounted_messages(%(c)s) u))"
+            )
+            assert db.execute(count, {"c": chat}).fetchone() == (len(messages),)
+            assert db.execute("select openai_messages(%s)", (chat,)).fetchone() == (row[0],)
 
 
 @pytest.mark.core
