@@ -65,24 +65,25 @@ $$;
 comment on function pycontext._jsonb(anyelement) is 'Private. A column of a product as jsonb.';
 comment on function pycontext._jsonb(json) is 'Private. A json column of a product as jsonb, without what jsonb refuses.';
 
--- Whether calls of a product's row are calls in OpenAI's form, each with an id of its own. Strict: an element that lacks a
--- member makes the condition unknown, not false.
+create or replace function pycontext._have_own_ids(tool_calls jsonb)
+returns boolean
+language sql immutable parallel safe
+as $$
+    select count(distinct e.value -> 'id') = count(*) from jsonb_array_elements(tool_calls) e
+$$;
+
+comment on function pycontext._have_own_ids(jsonb) is 'Private. Whether no two calls of a row share an id.';
+
+-- Whether calls of a product's row are calls in OpenAI's form, each with an id of its own. Strict: what an element lacks
+-- makes the condition unknown, not false. An expression of its caller's: so it has no settings.
 create or replace function pycontext._are_calls(tool_calls jsonb)
 returns boolean
-language plpgsql immutable strict parallel safe
-set search_path = pg_catalog, pg_temp
+language sql immutable parallel safe
 as $$
-begin
-    return jsonb_typeof(tool_calls) = 'array'
-        and not tool_calls @? 'strict $[*] ? ((@.id.type() == "string" && @.id != "" && (
-                @.function.name.type() == "string" && @.function.name != ""
-                || @.custom.name.type() == "string" && @.custom.name != "")) is unknown
-            || !(@.id.type() == "string" && @.id != "" && (
-                @.function.name.type() == "string" && @.function.name != ""
-                || @.custom.name.type() == "string" && @.custom.name != "")))'
-        and (jsonb_array_length(tool_calls) < 2
-            or (select count(distinct e.value -> 'id') from jsonb_array_elements(tool_calls) e) = jsonb_array_length(tool_calls));
-end
+    select jsonb_typeof(tool_calls) = 'array' and not tool_calls @? 'strict $[*] ? (
+            !(@.id like_regex "." && (@.function.name like_regex "." || @.custom.name like_regex "."))
+            || (@.id like_regex "." && (@.function.name like_regex "." || @.custom.name like_regex ".")) is unknown)'
+        and (jsonb_array_length(tool_calls) < 2 or pycontext._have_own_ids(tool_calls))
 $$;
 
 comment on function pycontext._are_calls(jsonb) is
@@ -143,8 +144,6 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_calls text := case when 'tool_calls' = any(f.has_columns) then 'pycontext._jsonb(x.tool_calls)' else 'null::jsonb' end;
-    v_told_calls text := v_calls;
-    v_content text := 'pycontext._jsonb(x.content)';
     v_call_id text := case when 'tool_call_id' = any(f.has_columns) then 'x.tool_call_id::text' else 'null::text' end;
     v_name text := case when 'name' = any(f.has_columns) then 'x.name::text' else 'null::text' end;
     v_metadata text := case when 'metadata' = any(f.has_columns) then 'pycontext._jsonb(x.metadata)' else 'null::jsonb' end;
@@ -154,12 +153,6 @@ declare
     v_way text := case when kind like 'newest%' or kind in ('id', 'calls', 'edge') then ' desc' else '' end;
     v_order text := ' order by x.chat_id' || v_way || ', ' || case when f.order_type is null then '' else 'x.order_at' || v_way || ', ' end || 'x.seq' || v_way;
 begin
-    if 'tool_calls' = any(f.has_columns) then
-        v_told_calls := format('case when %1$s is null or pycontext._are_calls(%1$s) then %1$s'
-            ' else (pycontext._split_calls(%1$s)).calls end', v_calls);
-        v_content := format('case when x.role::text <> ''assistant'' or %1$s is null or pycontext._are_calls(%1$s) then %2$s'
-            ' else pycontext._with_told_calls(%2$s, %1$s) end', v_calls, v_content);
-    end if;
     if kind = 'cut' then
         return 'with e as materialized (select (select x.seq::bigint' || pycontext._source_range(f) || v_order
             || ' limit 1) as lo, (select x.seq::bigint' || pycontext._source_range(f) || v_order || ' offset $4 limit 1) as hi)'
@@ -187,9 +180,14 @@ begin
         || ' min(r.seq) as first_seq, '
         || case when v_is_counted then 'coalesce(bool_and(c.count_hash = r.body_hash and c.tokens is not null), true)'
             else 'null::boolean' end || ' as is_counted, null::bigint as tokens from ('
+        || case when 'tool_calls' = any(f.has_columns) then 'select q.seq, q.message_id, q.role, '
+            || case when v_is_narrow then 'q.content' else 'case when q.role = ''assistant'' and not '
+                || 'pycontext._are_calls(q.tool_calls) then pycontext._with_told_calls(q.content, q.tool_calls) else q.content end' end
+            || ', case when q.tool_calls is null or pycontext._are_calls(q.tool_calls) then q.tool_calls else (pycontext._split_calls(q.tool_calls)).calls'
+            || ' end, q.tool_call_id, q.name, q.metadata, q.created_at, q.body_hash from (' else '' end
         || 'select x.seq::bigint as seq, x.message_id::text as message_id, x.role::text as role, '
-        || case when v_is_narrow then 'null::jsonb' else v_content end || ' as content, '
-        || v_told_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
+        || case when v_is_narrow then 'null::jsonb' else 'pycontext._jsonb(x.content)' end || ' as content, '
+        || v_calls || ' as tool_calls, ' || v_call_id || ' as tool_call_id, ' || v_name || ' as name, ' || v_metadata
         || ' as metadata, pycontext._told_time(x.created_at::timestamptz) as created_at, '
         || case when v_is_narrow then 'null::bigint'
             else 'hashtextextended(coalesce(x.content::text, ''''), hashtextextended('
@@ -201,7 +199,8 @@ begin
         || case when kind like '% user' then ' and x.role = ''user''' else '' end
         || case when kind like '% user' and 'metadata' = any(f.has_columns)
             then ' and coalesce(pycontext._jsonb(x.metadata) ->> ''injected'', '''') <> ''true''' else '' end
-        || v_order || ' limit $4) r'
+        || v_order || ' limit $4) ' || case when 'tool_calls' = any(f.has_columns) then 'q) ' else '' end
+        || 'r (seq, message_id, role, content, tool_calls, tool_call_id, name, metadata, created_at, body_hash)'
         -- limit 1: one look-up a row, never the counts of the whole chat
         || case when v_is_counted then ' left join lateral (select t.tokens, t.reasoning_tokens, t.images, t.has_fence,'
             || ' t.is_plain, t.body_hash as count_hash from pycontext.token_count t where t.chat_id = $1 and t.seq = r.seq'
