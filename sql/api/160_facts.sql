@@ -226,6 +226,37 @@ as $$
         else f.tenant = _facts.tenant and f.owner = _facts.owner end
 $$;
 
+comment on column pycontext.fact.body_hash is
+    'Adopted chats: hash of the cited row as it read then; null = a native chat, or not known.';
+
+-- The hash of a product's row as it reads now; null: there is none, or the chat is native.
+create or replace function pycontext._row_hash(chat_id text, source text, seq bigint)
+returns bigint
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if source is null then
+        return null;
+    end if;
+    return (pycontext._fetch_source(pycontext._registered(source), chat_id, seq, seq, 1, 'newest')).rows[1].body_hash;
+end
+$$;
+comment on function pycontext._row_hash(text, text, bigint) is 'Private. The hash of a product''s row as it reads now; null = there is none.';
+
+-- Whether the row that a fact cites is still there, and reads as it did where the fact was taken from its text. A fact from
+-- before hashes were kept has none.
+create or replace function pycontext._is_founded(f pycontext.fact, source text)
+returns boolean
+language sql stable
+as $$
+    select source is null or f.source = 'remember' and f.body_hash is null or coalesce((
+        select f.source = 'remember' or f.body_hash is null or f.body_hash = h
+        from pycontext._row_hash(f.chat_id, _is_founded.source, f.seq) h), false)
+$$;
+comment on function pycontext._is_founded(pycontext.fact, text) is
+    'Private. Whether the row that a fact of an adopted chat cites is there and reads as it did.';
+
 create or replace function pycontext._fact_row(f pycontext.fact, is_superseded boolean)
 returns pycontext.fact_row
 language sql immutable
@@ -266,6 +297,7 @@ begin
     f.words := pycontext._words(concat_ws(' ', translate(f.subject, '._', '  '), v_body));
     f.digest := pycontext._fact_digest(v_body);
     f.created_at := clock_timestamp();
+    f.body_hash := pycontext._row_hash(c.chat_id, c.source, seq);
     -- forgotten after it was said: in this chat by place, in the owner's others by time
     if f.source = 'flush' and f.seq <= c.flushed_seq or f.source = 'flush' and exists (
         select from pycontext.fact t
@@ -712,7 +744,7 @@ begin
                 select row((q.fact).chat_id, (q.fact).seq, (q.fact).fact_id, null, (q.fact).stated_at, null, null)::pycontext._recall_hit
                 from pycontext._facts(c.chat_id, c.tenant, c.owner) q
                 where not q.is_superseded
-                order by (q.fact).stated_at desc, (q.fact).seq desc limit max_rows);
+                order by (q.fact).stated_at desc, (q.fact).seq desc limit 4 * max_rows);
         end if;
     else
         v_shown := pycontext._shown(chat_id);
@@ -753,11 +785,20 @@ begin
         exit when v_left < 10 or v_rows_left <= 0 and v_place > 4 * max_rows;
         r := null;
         v_share := case when v_rows_left > 0 then greatest(v_left / v_rows_left, 100) else least(greatest(v_left, 100), v_most) / 2 end;
+        v_source := case when h.chat_id = c.chat_id then c.source
+            else (select k.source from pycontext.chat k where k.chat_id = h.chat_id) end;
         if h.fact_id is not null then
             continue when v_rows_left = 0;
             select t.* into f from pycontext.fact t where t.chat_id = h.chat_id and t.fact_id = h.fact_id;
             -- a fact that only quotes what was just told
             continue when f.subject is null and f.source = 'flush' and strpos(v_texts, btrim(f.content, '…" ')) > 0;
+            if v_source is not null then
+                begin
+                    continue when not pycontext._is_founded(f, v_source);
+                exception when insufficient_privilege or sqlstate 'PCX12' then
+                    continue;  -- another chat's, whose rows nobody can look at, or not who asks
+                end;
+            end if;
             r := row('fact', f.chat_id, f.seq, f.fact_id, null, f.role, f.subject, f.content, h.score,
                 pycontext.estimate_tokens(f.content), f.stated_at, null, null, null)::pycontext.recall_row;
         else
@@ -773,8 +814,6 @@ begin
                 limit 1;
                 continue when v_at is null;
             end if;
-            v_source := case when h.chat_id = c.chat_id then c.source
-                else (select k.source from pycontext.chat k where k.chat_id = h.chat_id) end;
             select t.* into m
             from pycontext._thread_rows(h.chat_id, v_source, array[h.seq], array[h.seq], null, 1, true) t;
             continue when not found;
@@ -904,7 +943,7 @@ comment on function pycontext.memory_page(text, text, text, timestamptz, integer
 -- Erases the embeddings of the messages in a range of places and of the facts that cite them, and those of facts that are
 -- gone. The extra may not be installed.
 create or replace function pycontext._erase_embeddings(
-    chat_id text, from_seq bigint default null, to_seq bigint default null, message_id text default null)
+    chat_id text, from_seq bigint default null, to_seq bigint default null)
 returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -915,8 +954,7 @@ begin
     end if;
     delete from pycontext.embedding e
     where e.chat_id = _erase_embeddings.chat_id and (
-        e.seq between from_seq and to_seq or e.message_id = _erase_embeddings.message_id
-        or e.fact_id <> '' and not exists (
+        e.seq between from_seq and to_seq or e.fact_id <> '' and not exists (
             select from pycontext.fact f where f.chat_id = e.chat_id and f.fact_id = e.fact_id and f.gone_at is null));
     update pycontext.embedded_chat w
     set seq = least(w.seq, from_seq - 1)
@@ -960,6 +998,28 @@ begin
     return v_count;
 end
 $$;
+
+-- Facts of an adopted chat that cite a row which is gone, or reads otherwise now, are deleted. What was forgotten has no
+-- content, and stays forgotten.
+create or replace function pycontext._erase_unfounded(c pycontext.chat)
+returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count integer;
+begin
+    delete from pycontext.fact f
+    where f.chat_id = c.chat_id and f.content is not null and not pycontext._is_founded(f, c.source);
+    get diagnostics v_count = row_count;
+    if v_count > 0 then
+        perform pycontext._erase_embeddings(c.chat_id);
+    end if;
+    return v_count;
+end
+$$;
+comment on function pycontext._erase_unfounded(pycontext.chat) is
+    'Private. Deletes facts of an adopted chat whose row is gone or reads otherwise.';
 
 -- A fork knows what its part of the chat knew. The owner sees each fact once all the same.
 create or replace function pycontext._fork_facts(chat_id text, fork_id text, seq bigint)

@@ -216,7 +216,8 @@ $$;
 comment on function pycontext._stale_lines(text, bigint) is
     'Private. Lines of an adopted chat whose original rows have changed since.';
 
--- Marks gone what is stale and every compaction line after it, which was merged from it. Returns how many went.
+-- Marks gone what is stale and every compaction line after it, which was merged from it, and deletes the facts whose rows
+-- are gone or read otherwise. Returns how many lines went.
 create or replace function pycontext._drop_stale(c pycontext.chat, from_seq bigint)
 returns integer
 language plpgsql volatile
@@ -225,6 +226,7 @@ as $$
 declare
     v_count integer;
 begin
+    perform pycontext._erase_unfounded(c);
     if from_seq is null or not exists (
         select from pycontext.message m
         where m.chat_id = c.chat_id and m.line_no > 0 and m.origin = 'compaction' and m.gone_act is null and m.seq >= from_seq) then
@@ -240,7 +242,7 @@ end
 $$;
 
 comment on function pycontext._drop_stale(pycontext.chat, bigint) is
-    'Private. Marks the compaction lines at or after a place gone, as a logged act.';
+    'Private. Deletes facts without their rows, and marks the compaction lines at or after a place gone, as a logged act.';
 
 -- The same for who reads with rights of his own: a turn that met a stale line.
 create or replace function pycontext._drop_lines(chat_id text, from_seq bigint)
@@ -268,6 +270,7 @@ declare
     v_seq bigint;
     v_stale bigint;
     v_count integer;
+    k pycontext._source_batch;
 begin
     if c.source is null then
         perform pycontext._raise('PCX02', 'this chat lives in pycontext''s own table', format('chat_id is %L', chat_id),
@@ -279,8 +282,16 @@ begin
             1, true, message_id => source_changed.message_id) r;
     end if;
     if v_seq is null then
-        -- deleted, or not named: wherever the rows under a line are not those it was made from
-        perform pycontext._erase_embeddings(c.chat_id, message_id => source_changed.message_id);
+        -- deleted, or not named: whatever has no row any more, and wherever the rows under a line are not those it was
+        -- made from
+        k := pycontext._fetch_source(pycontext._registered(c.source), c.chat_id, pycontext._origin(c.source),
+            4611686018427387904, null, 'newest places');
+        delete from pycontext.token_count t
+        where t.chat_id = c.chat_id and t.line_no = 0 and t.seq not in (select r.seq from unnest(k.rows) r);
+        if to_regclass('pycontext.embedding') is not null then
+            delete from pycontext.embedding e
+            where e.chat_id = c.chat_id and e.fact_id = '' and e.seq not in (select r.seq from unnest(k.rows) r);
+        end if;
         select min(t.seq) into v_stale from pycontext._stale_lines(c.chat_id) t;
     else
         delete from pycontext.token_count t where t.chat_id = c.chat_id and t.seq = v_seq and t.line_no = 0;
@@ -298,8 +309,8 @@ $$;
 
 comment on function pycontext.source_changed(text, text) is
     'Tells that a message of an adopted chat was changed or deleted in the product''s table: its count, the facts and the '
-    'lines made of it are dropped, and a summary in the making is refused. message_id null: it looks for lines whose rows '
-    'changed unannounced. Returns how many lines were set aside; the next compaction makes them anew. Errors: PCX01, '
+    'lines made of it are dropped, and a summary in the making is refused. message_id null: it looks for lines and facts whose '
+    'rows changed unannounced. Returns how many lines were set aside; the next compaction makes them anew. Errors: PCX01, '
     'PCX02 the chat is not adopted.';
 
 -- Takes a source back with everything derived from it. The product's table is not touched. Returns how many chats went.

@@ -298,6 +298,9 @@ def test_an_adopted_chat_is_embedded_where_it_lives(db: Connection) -> None:
     db.execute("delete from shop.post where id = 3")
     db.execute("select pycontext.source_changed('7', '3')")
     assert kept(db, "7") == [(1, False), (2, False)]
+    db.execute("delete from shop.post where id = 1")
+    db.execute("select pycontext.source_changed('7')")
+    assert kept(db, "7") == [(2, False)]
 
 
 def test_long_messages_are_embedded_in_parts_and_recalled_where_they_fit(db: Connection) -> None:

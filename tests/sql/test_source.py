@@ -803,3 +803,90 @@ def test_a_moment_that_the_chat_does_not_have_is_refused(posts: Connection) -> N
                 assert error.value.sqlstate == "PCX02", (read, chat, moment)
         now = posts.execute("select count(*) from working_window(%s, as_of => null)", (chat,)).fetchone()
         assert now == (2,)
+
+
+IDS = {"bigint": "100000 + n", "uuid": "md5(n::text)::uuid", "text": "'p' || n"}
+GONE = {
+    "hard": "delete from shop.post where seq = 1",
+    "soft": "update shop.post set deleted_at = now() where seq = 1",
+    "edit": "update shop.post set body = 'My name is Kai.' where seq = 1",
+}
+
+
+def shop_with_facts(db: Connection, id_type: str = "bigint") -> str:
+    """A chat of which a fact was taken and one kept on purpose; returns the id of its first message."""
+    db.execute(
+        f"""
+        create schema shop;
+        create table shop.post (id {id_type} primary key, seq bigint not null, chat bigint not null, who text,
+            body text, deleted_at timestamptz);
+        create index on shop.post (chat, seq);
+        create view shop.m as select p.chat as chat_id, p.seq, p.id as message_id, p.who as role, p.body as content,
+            now() - interval '1 day' as created_at from shop.post p where deleted_at is null;
+        insert into shop.post select {IDS[id_type]}, n, 7, case n % 2 when 1 then 'user' else 'assistant' end,
+            case n when 1 then 'My card is 4111.' when 3 then 'The boat is red.' else 'Well. ' || n end
+        from generate_series(1, 9) n;
+        select register_source('shop', 'shop.m');
+        select create_chat('7', source => 'shop', owner => 'anna');
+        select create_chat('other', owner => 'anna');
+        """
+    )
+    first, fourth = (
+        str(db.execute("select id from shop.post where seq = %s", (seq,)).fetchone()[0])  # type: ignore[index]
+        for seq in (1, 4)
+    )
+    facts = [
+        {"seq": 1, "content": "The card is 4111", "subject": "user.card"},
+        {"seq": 3, "content": "The boat is red"},
+    ]
+    db.execute("select flush_facts('7', %s, %s)", (fourth, json.dumps(facts)))
+    db.execute(
+        'select cache_token_counts(\'7\', \'o200k_base\', \'[{"seq": 1, "tokens": 9}, {"seq": 3, "tokens": 9}]\')'
+    )
+    db.execute("select remember('7', 'Prefers tea')")
+    return first
+
+
+def recalled(db: Connection, chat: str, query: str | None = None) -> set[str]:
+    return {row[0] for row in db.execute("select content from recall(%s, %s)", (chat, query)).fetchall()}
+
+
+@pytest.mark.parametrize(
+    ("id_type", "how", "is_named"),
+    [("uuid", "hard", True), ("text", "soft", True), *itertools.product(["bigint"], GONE, [True, False])],
+)
+def test_a_fact_goes_with_the_row_it_cites(db: Connection, id_type: str, how: str, is_named: bool) -> None:
+    first = shop_with_facts(db, id_type)
+    assert "The card is 4111" in recalled(db, "7")
+    db.execute(GONE[how])
+    # nobody has said so yet, and it is told no more: not there, nor in the owner's other chats, by words or without
+    for chat in ("7", "other"):
+        assert recalled(db, chat) == {"The boat is red", "Prefers tea"}
+        assert not [text for text in recalled(db, chat, "card 4111") if "4111" in text]
+    db.execute("select source_changed('7', %s)", (first if is_named else None,))
+    assert {row[0] for row in db.execute("select content from fact").fetchall()} == {
+        "The boat is red",
+        "Prefers tea",
+    }
+    if how != "edit":
+        assert db.execute("select seq from token_count where line_no = 0").fetchall() == [(3,)]
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_a_compaction_drops_facts_whose_rows_are_gone(db: Connection, how: str) -> None:
+    shop_with_facts(db)
+    db.execute("select forget('7', query => 'boat')")
+    db.execute(GONE[how])
+    db.execute("select claim_compaction('7', 'me')")
+    assert db.execute("select content from fact where gone_at is null").fetchall() == [("Prefers tea",)]
+    assert db.execute("select count(*) from fact where gone_by = 'forgotten'").fetchone() == (1,)
+
+
+def test_a_fact_whose_row_cannot_be_looked_at_is_not_told_and_breaks_nothing(db: Connection) -> None:
+    shop_with_facts(db)
+    db.execute("select remember('other', 'Lives in Riga')")
+    assert len(recalled(db, "other")) == 4
+    db.execute("alter view shop.m rename to n")
+    assert recalled(db, "other") == {"Lives in Riga"}
+    db.execute("alter view shop.n rename to m")
+    assert len(recalled(db, "other")) == 4
