@@ -557,6 +557,14 @@ class _Planner:
     def _look_at(self, select: sql.Composable, rows: float, types: Mapping[str, str]) -> None:
         """What is in the rows: unknown roles, null content, places that are not one row's."""
         self._look_at_parts(select.as_string(self._conn))
+        has_calls, has_ids = (
+            name in types if self._spec.from_view is not None else given is not None
+            for name, given in (
+                ("tool_calls", self._spec.tool_calls),
+                ("tool_call_id", self._spec.tool_call_id),
+            )
+        )
+        self._look_at_calls(select.as_string(self._conn), rows, has_calls, has_ids)
         if rows > MAX_SCANNED:
             self._note(
                 f"about {rows:,.0f} rows: what is in them was not looked at",
@@ -580,9 +588,6 @@ class _Planner:
             )
         else:
             self._ok("every role is known")
-        has_calls = self._spec.tool_calls is not None or (
-            self._spec.from_view is not None and "tool_calls" in types
-        )
         no_calls = " and x.tool_calls is null" if has_calls else ""
         nulls = self._rows(f"select count(*) from ({text}) x where x.content is null{no_calls}")[0][0]
         if nulls:
@@ -733,6 +738,46 @@ class _Planner:
                     "warning",
                     f"{objects:,} contents are JSON objects, which the model reads as (empty)",
                     "take the text out of them in a view of yours, and adopt that: --from-view",
+                )
+            )
+
+    def _look_at_calls(self, select: str, rows: float, has_calls: bool, has_ids: bool) -> None:
+        """Calls that no provider takes, and results that say of no call that they are its."""
+        read = f"({select}{f' limit {SAMPLE}' if rows > MAX_SCANNED else ''}) x"
+        if has_calls:
+            try:
+                with self._conn.transaction():
+                    strange = self._rows(
+                        "select x.chat_id::text, x.message_id::text, left(c.calls::text, 160),"
+                        f" count(*) over () from {read} cross join lateral ("
+                        "select pycontext._jsonb(x.tool_calls) as calls) c "
+                        "where x.role::text = 'assistant' and c.calls not in ('null', '[]') "
+                        "and not pycontext._are_calls(c.calls) limit 1"
+                    )
+            except psycopg.errors.InvalidTextRepresentation:
+                strange = []  # said of its column
+            for chat, identity, calls, count in strange:
+                self._problem(
+                    f"{count:,} rows have tool_calls that are not in OpenAI's form:"
+                    f" chat {chat}, message {identity} has {calls}",
+                    'tell them as [{"id": …, "type": "function", "function": {"name": …, "arguments": "…"}}]'
+                    " in a view of yours, and adopt that (--from-view): sql/README.md has one for messages of"
+                    " the Vercel AI SDK",
+                )
+        unclaimed = self._rows(
+            f"select x.chat_id::text, x.message_id::text, count(*) over () from {read}"
+            " where x.role::text = 'tool'"
+            + (" and coalesce(x.tool_call_id::text, '') = ''" if has_ids else "")
+            + " limit 1"
+        )
+        for chat, identity, count in unclaimed:
+            self._checks.append(
+                Check(
+                    "problem" if has_calls else "warning",
+                    f"{count:,} rows of role tool have no tool_call_id, and would be read as a user's text:"
+                    f" chat {chat}, message {identity}",
+                    "give each the id of the call that it answers: --tool-call-id COLUMN, or in a view of"
+                    " yours that joins it (--from-view); or leave them out: --role-map tool=-",
                 )
             )
 

@@ -356,7 +356,7 @@ def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: C
             None,
         ),
         ("tool", [{"type": "text", "text": "hub 7"}], None, "A"),
-        ("assistant", [{"type": "text", "text": "In hub 7."}], None, None),
+        ("assistant", [{"type": "text", "text": "In hub 7. " * 20}], None, None),
     ]
     for turn in range(30):
         with db.transaction():  # one transaction, one time: ids alone say the order
@@ -422,6 +422,58 @@ def test_types_that_will_not_do_are_told(run: Callable[..., Result], shop: Conne
     assert by_hand.code == 1
     assert "created_at is text" in by_hand.err
     assert "tool_calls is text" in by_hand.err
+
+
+@pytest.mark.core
+def test_calls_in_a_form_of_their_own_are_refused(run: Callable[..., Result], db: Connection) -> None:
+    db.execute(
+        """
+        create table lobe (id text primary key, topic_id text, role varchar(255), content text, tools jsonb, created_at timestamptz);
+        create index on lobe (topic_id, created_at, id);
+        create table lobe_plugin (id text primary key, tool_call_id text);
+        insert into lobe
+        select 'msg_' || n, 'tpc', (array['user', 'assistant', 'tool', 'assistant'])[n], nullif('said ' || n, 'said 2'),
+            case n when 2 then '[{"id": "call_1", "type": "default", "apiName": "getOrder", "arguments": "{}", "identifier": "orders"}]'::jsonb end,
+            now() - interval '1 hour' + n * interval '1 s'
+        from generate_series(1, 4) n;
+        insert into lobe_plugin values ('msg_3', 'call_1');
+        """
+    )
+    options = ("lobe", "--table", "lobe", "--chat-id", "topic_id", "--order", "created_at,id", "--yes")
+    refused = run(*options, "--tool-calls", "tools")
+    told = " ".join(refused.err.split())
+    assert refused.code == 1
+    assert (
+        "problem: 1 rows have tool_calls that are not in OpenAI's form: chat tpc, message msg_2 has "
+        '[{"id": "call_1", "type": "default", "apiName": "getOrder",'
+    ) in told
+    assert (
+        "problem: 1 rows of role tool have no tool_call_id, and would be read as a user's text: chat tpc, message msg_3"
+        in told
+    )
+    for calls in ('{"a": 1}', '[{"id": 1}]', '"look"'):
+        db.execute("update lobe set tools = %s where id = 'msg_4'", (calls,))
+        assert (
+            "2 rows have tool_calls that are not in OpenAI's form"
+            in run(*options, "--tool-calls", "tools").err
+        )
+    db.execute("update lobe set tools = '[]' where id = 'msg_4'")
+    assert value(db, "select count(*) from source") == 0
+    assert "warning: 1 rows of role tool have no tool_call_id" in run(*options).err
+    db.execute(
+        """
+        create view told as select v.chat_id, v.seq, v.message_id, v.role, v.content, v.created_at, v.order_at,
+            (select jsonb_agg(jsonb_build_object('id', e ->> 'id', 'type', 'function', 'function',
+                jsonb_build_object('name', e ->> 'apiName', 'arguments', e ->> 'arguments'))) from jsonb_array_elements(l.tools) e) as tool_calls,
+            p.tool_call_id
+        from lobe_pycontext v join lobe l on l.id = v.message_id left join lobe_plugin p on p.id = v.message_id
+        """
+    )
+    view = run("lobe", "--from-view", "told", "--default", "--yes")
+    assert view.code == 0, view.err
+    assert "tool_call" not in view.err
+    assert value(db, "select openai_messages('tpc') #>> '{1,tool_calls,0,function,name}'") == "getOrder"
+    assert value(db, "select openai_messages('tpc') #>> '{2,tool_call_id}'") == "call_1"
 
 
 @pytest.mark.parametrize("per_second", [1, 1_000, 1_000_000, 1_000_000_000])
