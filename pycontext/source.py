@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import psycopg
@@ -158,6 +159,7 @@ class _Planner:
         if self._spec.is_default:
             self._look_at_the_default()
         if self._spec.from_view is not None:
+            self._refuse_what_a_view_says()
             return self._from_view(self.relation(self._spec.from_view, "view"))
         if self._spec.table is None:
             raise BadAdoption(
@@ -182,6 +184,21 @@ class _Planner:
         self._look_at_times(table)
         self._look_at(select, table.rows, table.types)
         return Plan(tuple(statements), tuple(self._checks), index, self._some_chat(body))
+
+    def _refuse_what_a_view_says(self) -> None:
+        plain = Adoption(self._spec.name)
+        given = [
+            "--" + {"speaker": "name"}.get(f.name, f.name).replace("_", "-")
+            for f in fields(plain)
+            if f.name not in ("name", "from_view", "is_default")
+            and getattr(self._spec, f.name) != getattr(plain, f.name)
+        ]
+        if given:
+            raise BadAdoption(
+                f"beside --from-view there is nothing that {', '.join(given)} could change",
+                hint="say it in the view, as its columns and its where; or leave out --from-view, to have a"
+                " view made of --table",
+            )
 
     def relation(self, text: str, what: str) -> _Relation:
         # As it stands in the catalog first, then as SQL has it; never one of ours, which may be on the path.
@@ -591,10 +608,13 @@ class _Planner:
         no_calls = " and x.tool_calls is null" if has_calls else ""
         nulls = self._rows(f"select count(*) from ({text}) x where x.content is null{no_calls}")[0][0]
         if nulls:
+            (column,) = self._row("select pg_catalog.quote_ident(%s)", (self._spec.content,)) or ("",)
+            where = f"{f'({self._spec.where}) and ' if self._spec.where else ''}{column} is not null"
             self._note(
                 f"{nulls:,} rows have no content; the model reads (empty)",
-                f"--where '{f'({self._spec.where}) and ' if self._spec.where else ''}"
-                f"{self._spec.content} is not null' leaves them out",
+                "leave them out in the view: where … is not null"
+                if self._spec.from_view is not None
+                else f"--where {shlex.quote(where)} leaves them out",
             )
         else:
             self._ok("no row is without content")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -335,6 +336,12 @@ def test_null_content_is_told(run: Callable[..., Result], shop: Connection) -> N
     assert "1 rows have no content" in done.err
     assert "--where 'body is not null'" in done.err
     assert "--where '(id > 1) and body is not null'" in run(*SHOP, "--where", "id > 1").err
+    shop.execute('alter table app.message rename body to "the body"')
+    named = ["the body" if option == "body" else option for option in SHOP]
+    told = run(*named, "--where", "sender <> 'it''s'").err
+    option, where = shlex.split(told[told.index("--where") : told.index(" leaves them out")])
+    assert (option, where) == ("--where", """(sender <> 'it''s') and "the body" is not null""")
+    assert "have no content" not in run(*named, option, where).err
 
 
 @pytest.mark.core
@@ -548,7 +555,20 @@ def test_from_view(run: Callable[..., Result], shop: Connection) -> None:
             created_at, case sender when 'customer' then 'user' else 'assistant' end as role from app.message
         """
     )
-    assert run("shop", "--from-view", "app.mine", "--yes", "--default").code == 0
+    for beside in (
+        ("--where", "content is not null"), ("--table", "app.message"), ("--role-map", "bot=assistant"), ("--order", "seq"),
+        ("--tool-calls", "calls"), ("--name", "sender"), ("--view", "other"),
+    ):  # fmt: skip
+        told = run("shop", "--from-view", "app.mine", "--yes", *beside)
+        assert told.code == 1
+        assert f"beside --from-view there is nothing that {beside[0]} could change" in told.err
+        assert "HINT: say it in the view" in told.err
+    assert value(shop, "select count(*) from source") == 0
+    shop.execute("update app.message set body = null where id = 5")
+    done = run("shop", "--from-view", "app.mine", "--yes", "--default")
+    assert done.code == 0
+    assert "leave them out in the view" in done.err
+    assert "--where" not in done.err
     assert len(window(shop, "3")) == 40
 
 
