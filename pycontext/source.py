@@ -126,6 +126,21 @@ def adopt(
         conn.execute(statement.encode())
     checks = found.checks
     name = adoption.from_view or _Planner(conn, adoption).view_text()
+    warned: list[str] = []
+
+    def hear(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING" and notice.message_primary:
+            warned.append(notice.message_primary)
+
+    conn.add_notice_handler(hear)
+    try:
+        checks += _run(conn, adoption, found, name)
+    finally:
+        conn.remove_notice_handler(hear)
+    return replace(found, checks=(*checks, *(Check("warning", text) for text in warned)))
+
+
+def _run(conn: psycopg.Connection[Any], adoption: Adoption, found: Plan, name: str) -> tuple[Check, ...]:
     with conn.transaction():
         for statement in found.statements:
             try:
@@ -140,10 +155,9 @@ def adopt(
         if found.index:
             planner = _Planner(conn, adoption)
             view = planner.relation(name, "view")
-            checks += (
-                planner.read_of_one_chat(sql.SQL("select * from {}").format(view.identifier), view.types),
-            )
-    return replace(found, checks=checks)
+            select = sql.SQL("select * from {}").format(view.identifier)
+            return (planner.read_of_one_chat(select, view.types),)
+    return ()
 
 
 _ALL_THE_SAME = "; with --yes it is adopted all the same"

@@ -160,6 +160,7 @@ as $$
 declare
     v_missing text := (select string_agg(m.name, ', ') from pycontext._missing_columns(relation, '{}') m (name));
     v_default text;
+    v_was pycontext.source;
 begin
     if v_missing is not null then
         perform pycontext._raise('PCX12', 'the relation lacks columns of a source',
@@ -179,6 +180,7 @@ begin
         perform pycontext._raise('PCX12', 'a source must be a lasting relation of a role that you are a member of',
             format('%s', relation), 'create the view as its owner, then register it');
     end if;
+    select s.* into v_was from pycontext.source s where s.source = register_source.name for update;
     insert into pycontext.source (source, tenant, relation, is_default)
     select register_source.name, pycontext._tenant(null), quote_ident(n.nspname) || '.' || quote_ident(k.relname), register_source.is_default
     from pg_catalog.pg_class k
@@ -188,6 +190,7 @@ begin
     set relation = excluded.relation, is_default = excluded.is_default;
     perform pycontext._learn_source(name);
     perform pycontext._compile_sources();
+    perform pycontext._recheck_source(v_was);
     if is_default then
         update pycontext.source s set is_default = false
         where s.source <> register_source.name and s.is_default

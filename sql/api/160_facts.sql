@@ -227,22 +227,27 @@ as $$
 $$;
 
 comment on column pycontext.fact.body_hash is
-    'Adopted chats: hash of the cited row as it read then; null = a native chat, or not known.';
+    'Adopted chats: hash of the cited row''s content then; null = a native chat, or not known.';
 
--- The hash of a product's row as it reads now; null: there is none, or the chat is native.
+-- The hash of what a product's row says now; null: there is none, or the chat is native. Of its content alone: a view that
+-- is made anew with more columns tells the same facts.
 create or replace function pycontext._row_hash(chat_id text, source text, seq bigint)
 returns bigint
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    k pycontext._source_batch;
 begin
     if source is null then
         return null;
     end if;
-    return (pycontext._fetch_source(pycontext._registered(source), chat_id, seq, seq, 1, 'newest')).rows[1].body_hash;
+    k := pycontext._fetch_source(pycontext._registered(source), chat_id, seq, seq, 1, 'newest');
+    return case when k.rows is not null then hashtextextended(coalesce(k.rows[1].content::text, ''), 0) end;
 end
 $$;
-comment on function pycontext._row_hash(text, text, bigint) is 'Private. The hash of a product''s row as it reads now; null = there is none.';
+comment on function pycontext._row_hash(text, text, bigint) is
+    'Private. The hash of what a product''s row says now; null = there is none.';
 
 -- Whether the row that a fact cites is still there, and reads as it did where the fact was taken from its text. A fact from
 -- before hashes were kept has none.

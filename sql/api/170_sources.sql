@@ -2,6 +2,8 @@ comment on column pycontext.source.chat_type is 'Type that a chat id is cast to 
 comment on column pycontext.source.message_type is 'Type that a message id is cast to.';
 comment on column pycontext.source.order_type is 'Type of its column order_at, where seq is made of a time; else null.';
 comment on column pycontext.source.has_columns is 'Which of tool_calls, tool_call_id, name and metadata the relation has.';
+comment on column pycontext.source.definition is
+    'Hash of how the relation is made: where another is registered under the name, what was derived is looked at again.';
 comment on column pycontext.token_count.body_hash is
     'Adopted chats: hash of the row as it was counted; where it reads otherwise now, the count is not used.';
 comment on column pycontext.token_count.reasoning_tokens is 'Adopted chats: tokens of its reasoning parts, estimated.';
@@ -87,7 +89,10 @@ begin
     from pycontext.source s cross join lateral pycontext._with_columns(s) w
     where s.source = name;
     update pycontext.source s
-    set chat_type = f.chat_type, message_type = f.message_type, order_type = f.order_type, has_columns = f.has_columns
+    set chat_type = f.chat_type, message_type = f.message_type, order_type = f.order_type, has_columns = f.has_columns,
+        definition = md5(concat_ws(E'\n', f.relation, f.chat_type, f.order_type, f.has_columns, (
+            select v.definition from pg_catalog.pg_views v
+            where format('%I.%I', v.schemaname, v.viewname) = f.relation)))
     where s.source = name;
 end
 $$;
@@ -258,6 +263,28 @@ $$;
 comment on function pycontext._drop_lines(text, bigint) is
     'Private. Marks the stale lines of an adopted chat from a place on as gone.';
 
+-- Deletes the counts and embeddings of rows that a product's relation has no more.
+create or replace function pycontext._erase_unread(c pycontext.chat)
+returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    k pycontext._source_batch := pycontext._fetch_source(pycontext._registered(c.source), c.chat_id,
+        pycontext._origin(c.source), 4611686018427387904, null, 'newest places');
+begin
+    delete from pycontext.token_count t
+    where t.chat_id = c.chat_id and t.line_no = 0 and t.seq not in (select r.seq from unnest(k.rows) r);
+    if to_regclass('pycontext.embedding') is not null then
+        delete from pycontext.embedding e
+        where e.chat_id = c.chat_id and e.fact_id = '' and e.seq not in (select r.seq from unnest(k.rows) r);
+    end if;
+end
+$$;
+
+comment on function pycontext._erase_unread(pycontext.chat) is
+    'Private. Deletes counts and embeddings of an adopted chat whose rows are gone.';
+
 -- A row of an adopted chat was changed or deleted: what was made of it is dropped. message_id null looks for what is
 -- stale by itself. Returns how many lines were set aside. PCX01, PCX09 for a native chat.
 create or replace function pycontext.source_changed(chat_id text, message_id text default null)
@@ -270,7 +297,6 @@ declare
     v_seq bigint;
     v_stale bigint;
     v_count integer;
-    k pycontext._source_batch;
 begin
     if c.source is null then
         perform pycontext._raise('PCX02', 'this chat lives in pycontext''s own table', format('chat_id is %L', chat_id),
@@ -284,14 +310,7 @@ begin
     if v_seq is null then
         -- deleted, or not named: whatever has no row any more, and wherever the rows under a line are not those it was
         -- made from
-        k := pycontext._fetch_source(pycontext._registered(c.source), c.chat_id, pycontext._origin(c.source),
-            4611686018427387904, null, 'newest places');
-        delete from pycontext.token_count t
-        where t.chat_id = c.chat_id and t.line_no = 0 and t.seq not in (select r.seq from unnest(k.rows) r);
-        if to_regclass('pycontext.embedding') is not null then
-            delete from pycontext.embedding e
-            where e.chat_id = c.chat_id and e.fact_id = '' and e.seq not in (select r.seq from unnest(k.rows) r);
-        end if;
+        perform pycontext._erase_unread(c);
         select min(t.seq) into v_stale from pycontext._stale_lines(c.chat_id) t;
     else
         delete from pycontext.token_count t where t.chat_id = c.chat_id and t.seq = v_seq and t.line_no = 0;
@@ -312,6 +331,53 @@ comment on function pycontext.source_changed(text, text) is
     'lines made of it are dropped, and a summary in the making is refused. message_id null: it looks for lines and facts whose '
     'rows changed unannounced. Returns how many lines were set aside; the next compaction makes them anew. Errors: PCX01, '
     'PCX02 the chat is not adopted.';
+
+-- After a source was registered again: where its relation is made otherwise, what was made of rows that do not read as they
+-- did is dropped in each of its chats, and their facts are owed again. PCX12 where places mean something else.
+create or replace function pycontext._recheck_source(was pycontext.source)
+returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    f pycontext.source := pycontext._registered(was.source);
+    c pycontext.chat;
+    v_stale bigint;
+    v_from bigint;
+    v_lines bigint := 0;
+    v_facts bigint;
+begin
+    if was.source is null or f.definition is not distinct from was.definition then
+        return;
+    end if;
+    if (f.order_type is null) <> (was.order_type is null) and exists (
+        select from pycontext.message m join pycontext.chat t on t.chat_id = m.chat_id where t.source = f.source) then
+        perform pycontext._raise('PCX12', 'the relation counts its places otherwise than the one of that name',
+            format('source %L has lines at places of %s', f.source, was.relation),
+            format('register it under another name; or first, with all that was derived: select pycontext.forget_source(%L)', f.source));
+    end if;
+    select count(*) into v_facts
+    from pycontext.fact t join pycontext.chat k on k.chat_id = t.chat_id where k.source = f.source and t.content is not null;
+    for c in select t.* from pycontext.chat t where t.source = f.source order by t.chat_id for update loop
+        perform pycontext._erase_unread(c);
+        select min(t.seq), min(split_part(m.summary #>> '{covers,digest}', ':', 1)::bigint) into v_stale, v_from
+        from pycontext._stale_lines(c.chat_id) t
+        join pycontext.message m on m.chat_id = c.chat_id and m.seq = t.seq and m.line_no = t.line_no;
+        v_lines := v_lines + pycontext._drop_stale(c, v_stale);
+        update pycontext.chat t set flushed_seq = v_from where t.chat_id = c.chat_id and t.flushed_seq > v_from;
+    end loop;
+    select v_facts - count(*) into v_facts
+    from pycontext.fact t join pycontext.chat k on k.chat_id = t.chat_id where k.source = f.source and t.content is not null;
+    if v_lines > 0 or v_facts > 0 then
+        raise warning 'source % reads otherwise now: % and % made of rows that are not there any more were dropped', f.source,
+            v_lines || case when v_lines = 1 then ' line' else ' lines' end,
+            v_facts || case when v_facts = 1 then ' fact' else ' facts' end;
+    end if;
+end
+$$;
+
+comment on function pycontext._recheck_source(pycontext.source) is
+    'Private. Drops what was derived of rows that a source registered again does not have.';
 
 -- Takes a source back with everything derived from it. The product's table is not touched. Returns how many chats went.
 create or replace function pycontext.forget_source(name text)

@@ -492,7 +492,8 @@ comment on function pycontext.prune_chat(text, integer) is
     'The pass without a model: tool results, long call arguments and images before the protected tail are sent in one line from now on, which names their size, outcome and #seq. Only where it gains a tenth of the budget. Logs an act and a pass; returns the pass, or null where it did nothing. PCX01, PCX05.';
 comment on function pycontext.register_source(text, regclass, boolean) is
     'Registers a table or view of the product as home of chats, or changes the one of that name, and returns the '
-    'name. It must have chat_id, seq (an integer), message_id, role, content and created_at. is_default: chat ids '
+    'name: where it reads otherwise then, what was made of rows that are not there any more is dropped, and a warning says '
+    'how much. It must have chat_id, seq (an integer), message_id, role, content and created_at. is_default: chat ids '
     'without a row belong to it from now on, and no longer to another source. Errors: PCX12.';
 comment on function pycontext.append_messages(text, jsonb) is
     'Appends an array of OpenAI-format messages, in order, all or none, and returns their rows; each may carry '

@@ -44,7 +44,8 @@ begin
     loop
         if v_object.provolatile <> 'v' then
             execute pg_catalog.format('grant execute on function %s to pycontext_reader', v_object.name);
-        elsif v_object.proname in ('set_profile', 'register_source', 'forget_source', '_learn_source', '_compile_sources') then
+        elsif v_object.proname in ('set_profile', 'register_source', 'forget_source', '_learn_source', '_recheck_source',
+            '_compile_sources') then
             execute pg_catalog.format('revoke execute on function %s from pycontext_writer', v_object.name);
             execute pg_catalog.format('grant execute on function %s to pycontext_admin', v_object.name);
         elsif v_object.prosecdef or v_object.proname !~ '^_' then

@@ -180,6 +180,23 @@ def test_the_default_is_not_taken_from_another_source(run: Callable[..., Result]
     ]
 
 
+def test_adopted_over_another_view_says_what_was_dropped(
+    run: Callable[..., Result], shop: Connection
+) -> None:
+    assert run(*SHOP, "--yes").code == 0
+    compact(shop, "7")
+    assert "dropped" not in run(*SHOP, "--yes").err
+    shop.execute("create table app.other as table app.message")
+    shop.execute("update app.other set body = 'Of something else: ' || body where id < 300")
+    shop.execute("alter table app.other add primary key (id)")
+    done = run(*[option.replace("app.message", "app.other") for option in SHOP], "--yes")
+    assert done.code == 0, done.err
+    assert "warning: source shop reads otherwise now: 1 line and 0 facts made of rows" in " ".join(
+        done.err.split()
+    )
+    assert [row[0] for row in window(shop, "7")].count("summary") == 0
+
+
 def test_a_chat_that_is_not_there_is_told_by_where_it_would_be(shop: Connection) -> None:
     def hint(statement: str) -> str:
         with pytest.raises(psycopg.Error) as error:

@@ -604,7 +604,10 @@ def test_what_is_no_call_never_reaches_a_provider_as_one(posts: Connection) -> N
                 {"role": "tool", "content": "hub 8"}, assistant("In hub 7."), user("and now?"),
             ]  # fmt: skip
             for place, message in enumerate(messages, 1):
-                columns = [None if message.get(k) is None else json.dumps(message[k]) for k in ("content", "tool_calls")]
+                columns = [
+                    None if message.get(k) is None else json.dumps(message[k])
+                    for k in ("content", "tool_calls")
+                ]
                 db.execute(
                     "insert into post values (%s, %s, %s, %s, %s, %s, %s, null, null, now())",
                     (next(seq), chat, f"m{place}", message["role"], *columns, message.get("tool_call_id")),
@@ -824,7 +827,7 @@ def shop_with_facts(db: Connection, id_type: str = "bigint") -> str:
         create view shop.m as select p.chat as chat_id, p.seq, p.id as message_id, p.who as role, p.body as content,
             now() - interval '1 day' as created_at from shop.post p where deleted_at is null;
         insert into shop.post select {IDS[id_type]}, n, 7, case n % 2 when 1 then 'user' else 'assistant' end,
-            case n when 1 then 'My card is 4111.' when 3 then 'The boat is red.' else 'Well. ' || n end
+            case n when 1 then 'My card is 4111.' when 3 then 'The boat is red.' else repeat('Well, and what of it? ', 20) || n end
         from generate_series(1, 9) n;
         select register_source('shop', 'shop.m');
         select create_chat('7', source => 'shop', owner => 'anna');
@@ -890,3 +893,46 @@ def test_a_fact_whose_row_cannot_be_looked_at_is_not_told_and_breaks_nothing(db:
     assert recalled(db, "other") == {"Lives in Riga"}
     db.execute("alter view shop.n rename to m")
     assert len(recalled(db, "other")) == 4
+
+
+def test_a_source_that_reads_otherwise_loses_what_was_made_of_other_rows(db: Connection) -> None:
+    shop_with_facts(db)
+    db.execute(
+        "insert into shop.post select 200 + n, n, 8, 'user', repeat('Chat 8 goes on. ', 20) || n from generate_series(1, 9) n"
+    )
+    db.execute("select create_chat('8', source => 'shop')")
+    for chat, last in (("7", "100006"), ("8", "206")):
+        db.execute('select put_summary(%s, %s, \'{"facts": ["A card was named"]}\')', (chat, last))
+    warned: list[str] = []
+    db.add_notice_handler(lambda notice: warned.append(str(notice.message_primary)))
+
+    def lines() -> list[str]:
+        return [row[0] for row in db.execute("select chat_id from summary_line order by 1").fetchall()]
+
+    def flushed() -> Any:
+        return db.execute("select flushed_seq from chat where chat_id = '7'").fetchone()[0]  # type: ignore[index]
+
+    # the same rows, by another view: nothing is lost
+    db.execute("create view shop.n as select * from shop.m")
+    db.execute("select register_source('shop', 'shop.n'); select register_source('shop', 'shop.m')")
+    assert (lines(), warned, flushed()) == (["7", "8"], [], 4)
+    # other rows at the same places of one chat; the other one's stay
+    db.execute("create or replace view shop.m as select p.chat as chat_id, p.seq, p.id as message_id, p.who as role,"
+               " case when p.chat = 7 and p.seq < 3 then 'Something else' else p.body end as content,"
+               " now() - interval '1 day' as created_at from shop.post p")  # fmt: skip
+    db.execute("select register_source('shop', 'shop.m')")
+    assert lines() == ["8"]
+    assert "was named" not in str(db.execute("select content from working_window('7')").fetchall())
+    assert recalled(db, "7") == {"The boat is red", "Prefers tea"}
+    assert warned == [
+        "source shop reads otherwise now: 1 line and 1 fact made of rows that are not there any more were dropped"
+    ]
+    assert flushed() < 1, "what is there now has its facts taken"
+    # places of another kind cannot be compared
+    db.execute("create view shop.timed as select chat_id, 1000 * seq as seq, message_id, role, content, created_at,"
+               " created_at as order_at from shop.m")  # fmt: skip
+    with pytest.raises(psycopg.Error, match="counts its places otherwise") as raised:
+        db.execute("select register_source('shop', 'shop.timed')")
+    assert raised.value.sqlstate == "PCX12"
+    assert "forget_source('shop')" in str(raised.value.diag.message_hint)
+    assert lines() == ["8"]
