@@ -311,6 +311,12 @@ class _Planner:
             self._problem(f"seq is {view.types['seq']}, not an integer", "give it a growing bigint")
         if view.types.get("created_at") not in (*_TIMES, None):
             self._problem(f"created_at is {view.types['created_at']}, not a time", "give it a timestamptz")
+        if view.types.get("order_at") not in (*_TIMES, "date", None):
+            self._problem(
+                f"order_at is {view.types['order_at']}, not a time (timestamptz, timestamp or date)",
+                "make it one, such as to_timestamp(order_at / 1000.0) of milliseconds, and index that;"
+                " or leave it out, where seq itself is a column with an index",
+            )
         for name in _JSON:
             if view.types.get(name) not in ("json", "jsonb", None):
                 self._problem(f"{name} is {view.types[name]}, not JSON", f"cast it: {name}::jsonb")
@@ -665,7 +671,7 @@ class _Planner:
                 "give each row an id of its own in its chat: id || '/' || n where a row becomes several",
             )
         if self._spec.from_view is not None and "order_at" in types:
-            utc = "" if types["order_at"] == "timestamp without time zone" else " at time zone 'UTC'"
+            utc = " at time zone 'UTC'" if types["order_at"] == "timestamp with time zone" else ""
             astray = self._rows(
                 f"select count(*) from ({text}) x where pycontext._time_at(x.seq) <> x.order_at{utc}"
             )[0][0]

@@ -161,6 +161,7 @@ declare
     v_missing text := (select string_agg(m.name, ', ') from pycontext._missing_columns(relation, '{}') m (name));
     v_default text;
     v_was pycontext.source;
+    v_detail text;
 begin
     if v_missing is not null then
         perform pycontext._raise('PCX12', 'the relation lacks columns of a source',
@@ -173,6 +174,16 @@ begin
             and a.atttypid in ('bigint'::regtype, 'integer'::regtype, 'smallint'::regtype)) then
         perform pycontext._raise('PCX12', 'seq must be an integer', format('%s', relation),
             'give the view a growing bigint as seq: an identity column, or an ordering column of its own');
+    end if;
+    select format('order_at of %s is %s', relation, a.atttypid::regtype) into v_detail
+    from pg_catalog.pg_attribute a
+    join pg_catalog.pg_type t on t.oid = a.atttypid
+    where a.attrelid = relation and a.attname = 'order_at' and coalesce(nullif(t.typbasetype, 0), t.oid)
+        not in ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype);
+    if found then
+        perform pycontext._raise('PCX12', 'order_at must be a time', v_detail,
+            'make a timestamptz, timestamp or date of it in the view, such as to_timestamp(order_at / 1000.0) of milliseconds, '
+            'and index that; or leave it out, where seq itself is a column with an index');
     end if;
     if exists (
         select from pg_catalog.pg_class k

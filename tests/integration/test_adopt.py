@@ -732,6 +732,44 @@ def test_a_view_with_order_at_makes_rows_of_a_row_by_the_index(
         assert told in refused.err
 
 
+def test_order_at_is_a_time(run: Callable[..., Result], db: Connection) -> None:
+    db.execute(
+        """
+        create domain millis as bigint;
+        create table post (id text primary key, chan text, at bigint);
+        insert into post select 'p' || n, 'a', 1793000000000 + n * 86400000::bigint from generate_series(1, 20) n;
+        """
+    )
+    view = (
+        "drop view if exists chat_message; create view chat_message as select chan as chat_id, (extract(epoch from {at} - '2000-01-01'"
+        ") * 1000000)::bigint * 2000 as seq, id as message_id, 'user' as role, id as content, "
+        "to_timestamp(at / 1000.0) as created_at, {order_at} as order_at from post"
+    )
+    at = "(to_timestamp(at / 1000.0) at time zone 'UTC')"
+    for order_at, told in (("at", "bigint"), ("at::millis", "public.millis"), ("at::text", "text")):
+        db.execute(view.format(at=at, order_at=order_at).encode())
+        refused = run("posts", "--from-view", "chat_message", "--default", "--yes")
+        assert refused.code == 1
+        kind = told.replace("public.millis", "bigint")
+        assert f"problem: order_at is {kind}, not a time (timestamptz, timestamp or date)" in refused.err
+        assert "to_timestamp(order_at / 1000.0)" in refused.err
+        with pytest.raises(psycopg.Error) as error:
+            db.execute("select register_source('posts', 'chat_message')")
+        assert (error.value.sqlstate, error.value.diag.message_primary) == (
+            "PCX12",
+            "order_at must be a time",
+        )
+        assert f"order_at of public.chat_message is {told}" == error.value.diag.message_detail
+    db.execute("set timezone = 'Asia/Tokyo'")
+    day = f"{at}::date"
+    for sort, order_at in ((at, at), (at, "to_timestamp(at / 1000.0)"), (f"{day}::timestamp", day)):
+        db.execute(view.format(at=sort, order_at=order_at).encode())
+        done = run("posts", "--from-view", "chat_message", "--default", "--yes")
+        assert done.code == 0, done.err
+        rows = db.execute("select message_id from working_window('a')").fetchall()
+        assert [r[0] for r in rows] == [f"p{n}" for n in range(1, 21)]
+
+
 @pytest.mark.core
 def test_names_that_are_hostile_stay_names(db: Connection) -> None:
     schema, table, column, name = (
