@@ -17,7 +17,7 @@ comment on column pycontext.explain_row.fate is
     'and dropped line (lines). not shown: older rows that this call did not look at.';
 comment on column pycontext.explain_row.by is
     'Whose doing it is: the id of a line, "pass N" (compaction_history), "act N", "#N" (a message), or "budget".';
-comment on column pycontext.explain_row.reason is 'Why, in a few words.';
+comment on column pycontext.explain_row.reason is 'Why, in a few words. Of what a summary lacks it says whether a fact has the words that were searched for: recall tells it.';
 comment on column pycontext.explain_row.tokens is 'What it takes in the window; 0 = it is not sent.';
 comment on column pycontext.explain_row.stored is 'What it takes as it was stored; null for what only the window has.';
 comment on column pycontext.explain_row.role is 'Who said it, as it was stored.';
@@ -92,10 +92,17 @@ declare
     v_is_all boolean := false;
     v_has_line boolean := exists (select from unnest(v_window) w where w.kind = 'summary');
     v_marker bigint := (select max(w.seq) from unnest(v_window) w where w.section = 'omitted');
+    v_kept text := '';
 begin
     select array_agg(distinct t.word) into v_words
     from regexp_split_to_table(pycontext._folded(replace(search, U&'\3000', ' ')), '\s+') t (word)
     where t.word <> '';
+    if v_words is not null and exists (
+        select from pycontext.chat c cross join lateral pycontext._facts(c.chat_id, c.tenant, c.owner) q
+        where c.chat_id = s.chat_id and (
+            select bool_and(strpos(pycontext._folded((q.fact).content), w) > 0) from unnest(v_words) w)) then
+        v_kept := ', a fact has them';  -- lost_values leaves out what recall can tell
+    end if;
     while v_left > 0 and v_looked < 100000 and not v_is_all loop
         select array_agg(r order by r.seq, r.line_no), count(*) filter (where r.line_no = 0) < v_batch
         into v_rows, v_is_all
@@ -128,7 +135,8 @@ begin
         select r.seq as place, r.line_no::integer as line_no, r.seq,
             coalesce(nullif(pycontext._preview(pycontext._searched_text(r.content, r.tool_calls), v_words), ''), '(empty)')
                 as preview,
-            f.fate, f.cause, f.reason, coalesce((d.w).tokens, 0) as tokens, r.tokens as stored, r.role, (d.w).section,
+            f.fate, f.cause, f.reason || case when f.fate = 'summarized' and f.reason ~ '^(the summary lacks|lost) ' then v_kept
+                else '' end as reason, coalesce((d.w).tokens, 0) as tokens, r.tokens as stored, r.role, (d.w).section,
             r.message_id
         from unnest(v_found) r
         -- an equality: both may be long

@@ -265,6 +265,34 @@ def test_search_says_why_the_model_forgot_it(db: Connection) -> None:
     assert len(explain(db, search="  ")) == len(explain(db))
 
 
+def test_what_the_summary_lacks_and_a_fact_has_is_not_lost(db: Connection) -> None:
+    """The two answers of "why did it forget?" agree."""
+    talk(db, 10)
+    append(
+        db,
+        {"role": "user", "content": "My locker is ЖУК-77, my shelf 12-B, my bin 9-Z.", "message_id": "code"},
+    )
+    for n in range(10, 30):
+        append(db, said(2 * n + 1), said(2 * n + 2, "assistant"))
+    db.execute("select remember('c', 'The locker is Жук-77'), create_chat('other')")
+    db.execute("select remember('other', 'The bin is 9-Z')")
+    lines = [compact(db)]
+    for n in range(30, 50):
+        append(db, said(2 * n + 1), said(2 * n + 2, "assistant"))
+    for _ in range(2):
+        lost = {
+            row[0] for row in db.execute("select value from lost_values('c', %s)", [lines[-1]]).fetchall()
+        }
+        assert {"12-B", "9-Z"} <= lost
+        assert "ЖУК-77" not in lost
+        for words, has_fact in (("жук-77", True), ("12-B", False), ("9-Z", False)):
+            (found,) = explain(db, search=words)
+            assert found["fate"] == "summarized"
+            assert str(found["reason"]).endswith(", a fact has them") is has_fact
+        lines.append(compact(db))
+    assert found["reason"].startswith("lost in the line")
+
+
 def test_who_started_over(db: Connection) -> None:
     talk(db, 3)
     reset = value(db, "select message_id from start_over('c', 'new topic')")
