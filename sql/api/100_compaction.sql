@@ -201,14 +201,15 @@ begin
         from pycontext.message m where m.chat_id = s.chat_id and m.message_id = s.line_id and v_request.seq is not null;
         v_covered := coalesce(v_piece_tokens, b.start_total - s.line_total)
             - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end;
-        -- before a call that waits, far back in an adopted chat, nothing was counted
-        if v_covered <= 0 or v_covered > coalesce(v_request.frozen_tokens, 0) then
+        -- as it stands in the window. A line with its fence is to take less: under a hundred tokens there is nothing to gain.
+        -- Before a call that waits, far back in an adopted chat, nothing was counted
+        v_shown := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0)
+            - least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+        if v_covered <= 0 or v_shown >= 100 then
             r.from_seq := case when s.source is null or s.line_seq is not null then s.lo_seq + 1 end;
             r.to_seq := v_last.seq;
             r.after_message_id := v_last.message_id;
             r.covered_tokens := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0);
-            -- with its fence it takes less than what it replaces, as that stands in the window
-            v_shown := r.covered_tokens - least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
             r.max_line_tokens := least(v_limit, greatest(least(v_shown * 2 / 3, v_shown - 70), 30) + r.summary_tokens);
             r.max_summary_tokens := least(r.max_line_tokens, pycontext._summary_limit(p, least(s.token_budget, s.profile_budget)));
             r.expected_tokens := greatest(r.max_line_tokens, r.window_tokens - r.covered_tokens - coalesce(v_left, 0)
