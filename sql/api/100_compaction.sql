@@ -639,6 +639,10 @@ begin
     select q.window_tokens into v_before from pycontext.compaction_plan(chat_id, token_budget) q;
     r := pycontext._place_line(s, v_to, 'compaction', to_jsonb(v_text), summary, segment, f);
     select q.window_tokens into v_after from pycontext.compaction_plan(chat_id, token_budget) q;
+    if c.source is not null then
+        -- far over its budget a window of theirs is read, and counted, in part
+        v_before := greatest(v_before, v_after - r.tokens + v_covered + coalesce(l.tokens, 0));
+    end if;
     perform pycontext._log_pass(c, 'summarized', details ->> 'reason',
         case when l.seq is null then v_first else l.seq + 1 end, v_to, r.message_id, s.token_budget,
         v_before, v_after, coalesce(details, '{}') || jsonb_build_object('lost_values', case when v_rows <= 5000 then (

@@ -140,11 +140,14 @@ class Session:
             try:
                 window = self.machine.window(budget, reading.message_id)
             except psycopg.DatabaseError as error:
-                # of an adopted chat it is today's counts that are replayed: an estimate may have been lower
+                # it is today's counts that are replayed: an estimate may have been lower
                 thread = self.machine.thread
-                row = next(r for r in thread.rows if r.message_id == reading.message_id)
+                row = next((r for r in thread.rows if r.message_id == reading.message_id), None)
+                if row is None and error.sqlstate == "PCX05":
+                    continue  # a request that was set aside since
+                assert row is not None
                 least = (3 + thread.prompt_tokens + row.tokens) * thread.token_scale
-                if budget is None or error.sqlstate != "PCX05" or least <= budget:
+                if error.sqlstate != "PCX05" or least <= reading.budget:
                     raise
                 continue
             got = self.machine.messages("openai_messages", budget, reading.message_id)
