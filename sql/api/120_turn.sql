@@ -270,8 +270,9 @@ begin
     -- as of the request itself the budget is what it was read under, where that is no more than there is now
     v_rows := pycontext._window_array(chat_id,
         case when v_as_of = m.message_id and m.read_budget <= p.token_budget then null else token_budget end, v_as_of);
-    if s.source is not null and r.seq <= s.hi_seq and not exists (select from unnest(v_rows) w where w.seq = r.seq) then
-        -- told in a summary, or left out: a request is read as of then, up to where the next one stands
+    if s.source is not null and r.seq <= s.hi_seq and (r.is_answered and v_next is not null
+            or not exists (select from unnest(v_rows) w where w.seq = r.seq)) then
+        -- answered, told in a summary, or left out: a request is read as of then, up to where the next one stands
         select t.message_id into v_as_of
         from pycontext._thread_rows(chat_id, s.source, array[r.seq], array[coalesce(v_next - 1, s.hi_seq)], null, 1, true) t;
         v_rows := pycontext._window_array(chat_id, token_budget, v_as_of);

@@ -721,6 +721,22 @@ def test_a_turn_resumed_by_its_request_tells_its_own_reply(posts: Connection) ->
         assert told == [(True, "1"), (False, None), (True, "3"), (False, None)], chat
 
 
+def test_an_answered_request_reads_the_same_in_both_homes(posts: Connection) -> None:
+    store(posts, "a", [user("one"), assistant("1"), user("two"), assistant("2"), user("three")])
+    for n in (1, 3):
+        native = posts.execute(
+            "select is_answered, messages from start_turn('native:a', %s)",
+            (json.dumps({**user(("one", "two")[n // 2]), "message_id": f"m{n}"}),),
+        ).fetchone()
+        adopted = posts.execute(
+            "select is_answered, messages from start_turn('a', request_id => %s)", (f"m{n}",)
+        ).fetchone()
+        assert native is not None
+        assert native[0]
+        assert adopted == native
+        assert "three" not in str(native)
+
+
 @pytest.mark.core
 def test_a_request_that_the_chat_does_not_have_is_refused(posts: Connection) -> None:
     """Never the newest turn in its place; with a message it is that message's id."""
