@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ __all__ = ["Adoption", "BadAdoption", "Check", "Plan", "adopt", "plan"]
 
 ROLES = ("user", "assistant", "tool", "system", "developer")
 LEFT_OUT = "-"
+ANY_OTHER = "*"
 # More than so many rows are not looked through for what a sample tells as well.
 MAX_SCANNED = 5_000_000
 SAMPLE = 10_000  # rows whose parts are looked at
@@ -34,7 +35,8 @@ class BadAdoption(PycontextError):
 
 @dataclass(frozen=True)
 class Adoption:
-    """How a table of messages reads as a source. `role_map` maps its roles; '-' leaves one out.
+    """How a table of messages reads as a source. `role_map` maps its roles, '*' all that it does
+    not name; '-' leaves rows out.
 
     order: an integer column that grows, or a time and a column that breaks its ties; a time may be a
     number, of seconds, milliseconds … since 1970. where: SQL over the table's columns. from_view: a view
@@ -365,7 +367,7 @@ class _Planner:
         wrong = {column: role for column, role in spec.role_map.items() if role not in (*ROLES, LEFT_OUT)}
         if wrong:
             raise BadAdoption(
-                f"no such role: {', '.join(wrong.values())}",
+                f"no such role: {', '.join(map(repr, wrong.values()))}",
                 hint=f"map to one of {', '.join(ROLES)}, or to {LEFT_OUT} to leave these rows out",
             )
         first = table.types[spec.order[0]]
@@ -462,27 +464,36 @@ class _Planner:
             sql.SQL("{} as {}").format(expression, sql.Identifier(name)) for expression, name in columns
         )
         where = [sql.SQL("({})").format(sql.SQL(spec.where))] if spec.where else []
-        left_out = [role for role, mapped in spec.role_map.items() if mapped == LEFT_OUT]
+        role = sql.SQL("{}::text").format(column(spec.role))
+        roles = self._roles
+        if spec.role_map.get(ANY_OTHER) == LEFT_OUT:
+            where.append(sql.SQL("{} in ({})").format(role, _literals(roles)))
+        left_out = [old for old, new in spec.role_map.items() if new == LEFT_OUT and old != ANY_OTHER]
         if left_out:
-            where.append(
-                sql.SQL("{}::text not in ({})").format(
-                    column(spec.role), sql.SQL(", ").join(map(sql.Literal, left_out))
-                )
-            )
+            where.append(sql.SQL("coalesce({}, '') not in ({})").format(role, _literals(left_out)))
         body = sql.SQL("select\n    {}\nfrom {} m").format(listed, table.identifier)
         if where:
             body = sql.SQL("{}\nwhere {}").format(body, sql.SQL(" and ").join(where))
         return body
 
+    @property
+    def _roles(self) -> dict[str, str]:
+        """The roles that are read, in ours: those of the map, or ours where it maps none by name."""
+        named = {old: new for old, new in self._spec.role_map.items() if old != ANY_OTHER and new != LEFT_OUT}
+        return named or {role: role for role in ROLES if role not in self._spec.role_map}
+
     def _role(self) -> sql.Composable:
         role = sql.SQL("m.{}::text").format(sql.Identifier(self._spec.role))
-        mapped = [(old, new) for old, new in self._spec.role_map.items() if new != LEFT_OUT]
-        if not mapped:
+        other = self._spec.role_map.get(ANY_OTHER, LEFT_OUT)
+        roles = self._roles
+        if other == LEFT_OUT and all(old == new for old, new in roles.items()):
             return role
         cases = sql.SQL(" ").join(
-            sql.SQL("when {} then {}").format(sql.Literal(old), sql.Literal(new)) for old, new in mapped
+            sql.SQL("when {} then {}").format(sql.Literal(old), sql.Literal(new))
+            for old, new in roles.items()
         )
-        return sql.SQL("case {} {} end").format(role, cases)
+        rest = sql.SQL("") if other == LEFT_OUT else sql.SQL(" else {}").format(sql.Literal(other))
+        return sql.SQL("case {} {}{} end").format(role, cases, rest)
 
     def _timed_seq(self, table: _Relation) -> sql.Composable:
         """Microseconds since 2000, 2000 places each, plus how many rows of that very time stand before it."""
@@ -610,7 +621,9 @@ class _Planner:
             return
         text = select.as_string(self._conn)
         column = "role" if self._spec.from_view is not None else None
-        if column is None:
+        if ANY_OTHER in self._spec.role_map:
+            unknown = []
+        elif column is None:
             unknown = self._rows(self._unknown_roles(select))
         else:
             unknown = self._rows(
@@ -621,7 +634,10 @@ class _Planner:
             listed = ", ".join(f"{role!r} ({count:,} rows)" for role, count in unknown)
             self._problem(
                 f"roles that the map does not know: {listed}",
-                "map each: --role-map customer=user,bot=assistant; to '-' to leave its rows out",
+                "say in the view what each is: case … when 'bot' then 'assistant' else 'user' end"
+                if self._spec.from_view is not None
+                else "map each: --role-map 'customer=user,bot=assistant', with *=user for all others; to '-'"
+                " to leave its rows out; or say it in a view of yours (--from-view)",
             )
         else:
             self._ok("every role is known")
@@ -837,11 +853,6 @@ class _Planner:
         assert spec.table is not None
         table = self.relation(spec.table, "table")
         role = sql.SQL("m.{}::text").format(sql.Identifier(spec.role))
-        known = (
-            list(spec.role_map)
-            if any(v != LEFT_OUT for v in spec.role_map.values())
-            else [*ROLES, *spec.role_map]
-        )
         where = sql.SQL(" and ({})").format(sql.SQL(spec.where)) if spec.where else sql.SQL("")
         return (
             sql.SQL(
@@ -851,7 +862,7 @@ class _Planner:
             .format(
                 role=role,
                 table=table.identifier,
-                known=sql.SQL(", ").join(map(sql.Literal, known)),
+                known=_literals((*self._roles, *spec.role_map)),
                 where=where,
             )
             .as_string(self._conn)
@@ -873,6 +884,10 @@ class _Planner:
 
     def _problem(self, text: str, way_out: str) -> None:
         self._checks.append(Check("problem", text, way_out))
+
+
+def _literals(texts: Iterable[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Literal, texts))
 
 
 def _nodes(node: Mapping[str, Any], is_inner: bool = False) -> Iterator[tuple[Mapping[str, Any], bool]]:

@@ -36,9 +36,14 @@ def adopt_command(
     ] = "id",
     role: Annotated[str, typer.Option("--role", metavar="COLUMN", help="Who speaks.")] = "role",
     role_map: Annotated[
-        str,
-        typer.Option("--role-map", metavar="A=user,B=assistant", help="Its roles in ours; - leaves out."),
-    ] = "",
+        str | None,
+        typer.Option(
+            "--role-map",
+            metavar="A=assistant,*=user",
+            help="Its roles in ours; * is all others, - leaves out. In quotes.",
+            show_default=False,
+        ),
+    ] = None,
     content: Annotated[
         str, typer.Option("--content", metavar="COLUMN", help="Text, or parts as JSON.")
     ] = "content",
@@ -88,7 +93,7 @@ def adopt_command(
             message_id=message_id,
             order=tuple(part.strip() for part in order.split(",")),
             role=role,
-            role_map=_role_map(role_map),
+            role_map={} if role_map is None else _role_map(role_map),
             content=content,
             created_at=created_at,
             tool_calls=tool_calls,
@@ -121,13 +126,19 @@ def adopt_command(
 
 
 def _role_map(text: str) -> dict[str, str]:
-    pairs = {}
-    for pair in filter(None, text.split(",")):
-        old, equals, new = pair.rpartition("=")
-        if not equals:
-            raise Failed(f"--role-map: {pair!r} is no pair", hint="--role-map customer=user,bot=assistant")
-        pairs[old.strip()] = new.strip()
+    pairs: dict[str, str] = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        old, _, new = (part.strip() for part in pair.rpartition("="))
+        if not old:
+            raise Failed(f"--role-map: {pair!r} is no pair", hint=_MAPS)
+        if pairs.setdefault(old, new) != new:
+            raise Failed(f"--role-map: two roles for {old!r}: {pairs[old]} and {new}", hint=_MAPS)
+    if not pairs:
+        raise Failed("--role-map maps nothing", hint=f"{_MAPS}; or leave it out")
     return pairs
+
+
+_MAPS = "--role-map 'customer=user,bot=assistant', with *=user for all others"
 
 
 def _print(found: Plan, spec: Adoption, *, is_done: bool) -> None:

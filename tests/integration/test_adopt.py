@@ -278,12 +278,55 @@ def test_roles_unknown_to_the_map_are_refused_with_a_way_out(
     done = run(*SHOP, "--yes")
     assert done.code == 1
     assert "'notice' (1 rows)" in done.err
-    assert "'-' to leave its rows out" in done.err
+    told = " ".join(done.err.split())
+    assert "'-' to leave its rows out; or say it in a view of yours (--from-view)" in told
+    assert "with *=user for all others" in told
     assert value(shop, "select count(*) from source") == 0
     mapped = [*SHOP]
     mapped[mapped.index("--role-map") + 1] += ",notice=-,x'y=user"
     assert run(*mapped, "--yes").code == 0
     assert value(shop, "select count(*) from working_window(1)") == 40
+
+
+def test_a_role_map_may_have_a_word_for_all_others(run: Callable[..., Result], shop: Connection) -> None:
+    shop.execute("alter table app.message alter sender drop not null; delete from app.message")
+    shop.execute(
+        "insert into app.message (conversation_id, sender, body) select 7, s, 'hello' "
+        "from unnest(array['ann', 'bot', 'bob', 'assistant', null]) with ordinality s (s, n) order by n"
+    )
+    options = [*SHOP, "--yes"]
+    for role_map, roles in {
+        "bot=assistant,*=user": ["user", "assistant", "user", "user", "user"],
+        " bot = assistant , * = user , ann=- ": ["assistant", "user", "user", "user"],
+        "bot=assistant,ann=user,*=-": ["user", "assistant"],
+        "*=user": ["user", "user", "user", "assistant", "user"],
+        "*=-": ["assistant"],
+        "*=-,assistant=-,ann=user": ["user"],
+    }.items():
+        options[options.index("--role-map") + 1] = role_map
+        assert run(*options).code == 0
+        assert [row[2] for row in window(shop, "7")] == roles
+
+
+def test_a_role_map_that_says_nothing_or_two_things_is_refused(
+    run: Callable[..., Result], shop: Connection
+) -> None:
+    options = [*SHOP, "--yes"]
+    for role_map, told in {
+        "": "--role-map maps nothing",
+        " , ": "--role-map maps nothing",
+        "=user": "'=user' is no pair",
+        "bot": "'bot' is no pair",
+        "bot=user,ann=user,bot=assistant": "two roles for 'bot': user and assistant",
+        "bot=": "no such role: ''",
+        "*=robot": "no such role: 'robot'",
+    }.items():
+        options[options.index("--role-map") + 1] = role_map
+        refused = run(*options)
+        assert refused.code == 1
+        assert told in refused.err
+        assert "HINT: " in refused.err
+    assert value(shop, "select count(*) from source") == 0
 
 
 def test_a_chat_of_its_own_under_an_id_of_the_table_is_told(
