@@ -423,7 +423,7 @@ def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: C
             None,
         ),
         ("tool", [{"type": "text", "text": "hub 7"}], None, "A"),
-        ("assistant", [{"type": "text", "text": "In hub 7. " * 20}], None, None),
+        ("assistant", [{"type": "text", "text": "In hub 7."}], None, None),
     ]
     for turn in range(30):
         with db.transaction():  # one transaction, one time: ids alone say the order
