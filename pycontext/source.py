@@ -352,6 +352,13 @@ class _Planner:
             **{f"--order ({n})": column for n, column in enumerate(spec.order, 1)},
         }
         for option, column in named.items():
+            if option == "--created-at" and spec.created_at is None and column not in table.types:
+                raise BadAdoption(
+                    "which column tells when a row was written?",
+                    detail=f"there is no created_at; there are: {', '.join(table.types)}",
+                    hint="--created-at COLUMN; where the order is a time, name it and the id: --order"
+                    f" {'TIME' if spec.order[0] == spec.message_id else spec.order[0]},{spec.message_id}",
+                )
             if column is not None and column not in table.types:
                 raise BadAdoption(
                     f"the table has no column {column!r}",
@@ -641,6 +648,7 @@ class _Planner:
             )
         else:
             self._ok("every role is known")
+        self._look_for_what_is_missing(text)
         no_calls = " and x.tool_calls is null" if has_calls else ""
         nulls = self._rows(f"select count(*) from ({text}) x where x.content is null{no_calls}")[0][0]
         if nulls:
@@ -794,6 +802,31 @@ class _Planner:
                     "warning",
                     f"{objects:,} contents are JSON objects, which the model reads as (empty)",
                     "take the text out of them in a view of yours, and adopt that: --from-view",
+                )
+            )
+
+    def _look_for_what_is_missing(self, select: str) -> None:
+        """A user, without whom no window has a request, and times."""
+        rows, users, timeless = self._rows(
+            "select count(*), count(*) filter (where x.role::text = 'user'), "
+            f"count(*) filter (where x.created_at is null) from ({select}) x"
+        )[0]
+        if rows and not users:
+            self._checks.append(
+                Check(
+                    "warning",
+                    "no row is a user's: the window has no request",
+                    "map the role of those who ask to user; where a row holds a question and its answer,"
+                    " a view tells it as two rows (--from-view)",
+                )
+            )
+        if timeless:
+            self._checks.append(
+                Check(
+                    "warning",
+                    f"{timeless:,} rows have no created_at: when they came is not known, and a summary may"
+                    " cover them at once",
+                    "name a column that every row has (--created-at COLUMN), or a view (--from-view)",
                 )
             )
 

@@ -49,7 +49,7 @@ def adopt_command(
     ] = "content",
     created_at: Annotated[
         str | None,
-        typer.Option("--created-at", metavar="COLUMN", help="Default: the order's, else created_at."),
+        typer.Option("--created-at", metavar="COLUMN", help="Default: the time of --order, else created_at."),
     ] = None,
     tool_calls: Annotated[
         str | None, typer.Option("--tool-calls", metavar="COLUMN", help="OpenAI tool calls.")

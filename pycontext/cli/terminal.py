@@ -108,6 +108,12 @@ def reported() -> Iterator[None]:
 
 
 def _way_out(error: psycopg.Error) -> str | None:
+    if error.sqlstate == "42501":
+        return (
+            "of pycontext's: grant pycontext_reader (reads) or pycontext_writer (acts) to this role"
+            " (sql/extras/roles.sql makes them); of a table of yours: grant select on it, and on its view, to"
+            " this role and to the owner of schema pycontext, and usage on its schema"
+        )
     if error.sqlstate is None and isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError)):
         return (
             "is it the right database? --dsn, PYCONTEXT_DSN or DATABASE_URL: postgresql://user@host:5432/name"

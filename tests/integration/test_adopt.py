@@ -777,6 +777,30 @@ def test_a_view_with_order_at_makes_rows_of_a_row_by_the_index(
         assert told in refused.err
 
 
+def test_what_is_missing_in_the_rows_is_told(run: Callable[..., Result], shop: Connection) -> None:
+    no_user = [*SHOP]
+    no_user[no_user.index("--role-map") + 1] = "*=assistant"
+    told = run(*no_user)
+    assert told.code == 0
+    assert "warning: no row is a user's: the window has no request" in told.err
+    fine = run(*SHOP)
+    assert "no row is a user's" not in fine.err
+    assert "no created_at" not in fine.err
+    shop.execute(
+        "alter table app.message alter created_at drop not null; update app.message set created_at = null"
+    )
+    assert "warning: 1,200 rows have no created_at" in run(*SHOP).err
+    shop.execute("alter table app.message rename created_at to at")
+    asked = run(*SHOP)
+    assert asked.code == 1
+    assert "error: which column tells when a row was written?" in asked.err
+    assert "HINT: --created-at COLUMN; where the order is a time" in asked.err
+    assert "--order id,id" not in asked.err
+    asked = run(*("conversation_id" if option == "id" and before == "--order" else option
+                  for before, option in zip(("", *SHOP), SHOP, strict=False)))  # fmt: skip
+    assert "--order conversation_id,id" in asked.err
+
+
 def test_order_at_is_a_time(run: Callable[..., Result], db: Connection) -> None:
     db.execute(
         """
@@ -1172,6 +1196,40 @@ def test_rights_that_are_missing_are_granted_or_told(
         )
         shop.execute("drop owned by owner_of_ours; alter table app.message owner to current_user")
         shop.execute("drop role owner_of_app; drop role owner_of_ours")
+
+
+def test_a_right_that_is_missing_is_told_with_who_gives_it(
+    adopted: Connection, dsn: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from pycontext.cli import terminal
+
+    adopted.execute(install.extra_sql("roles").encode())
+    adopted.execute(
+        "create role onlooker login; grant pycontext_reader to onlooker; create role stranger login"
+    )
+    try:
+        for role, command, told in (
+            ("stranger", "window", "permission denied for schema pycontext"),
+            ("onlooker", "window", "permission denied for schema app"),
+            ("onlooker", "compact", "permission denied for function"),
+        ):
+            if command == "compact":
+                adopted.execute("grant usage on schema app to onlooker")
+                adopted.execute("grant select on app.message, app.message_pycontext to onlooker")
+            terminal.err.cache_clear()
+            as_role = psycopg.conninfo.make_conninfo(dsn, user=role)
+            monkeypatch.setattr(sys, "argv", ["pycontext", command, "7", "--dsn", as_role])
+            capfd.readouterr()
+            assert cli.main() == 1
+            said = " ".join(capfd.readouterr().err.split())
+            assert told in said
+            assert "HINT: of pycontext's: grant pycontext_reader (reads) or pycontext_writer (acts)" in said
+            assert "grant select on it, and on its view" in said
+    finally:
+        terminal.err.cache_clear()
+        adopted.execute("drop owned by onlooker, stranger; drop role onlooker; drop role stranger")
+        for role in ("pycontext_admin", "pycontext_writer", "pycontext_reader"):
+            adopted.execute(f"drop owned by {role}; drop role {role}")
 
 
 @pytest.mark.core
