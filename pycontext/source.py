@@ -817,7 +817,7 @@ class _Planner:
                     "warning",
                     "no row is a user's: the window has no request",
                     "map the role of those who ask to user; where a row holds a question and its answer,"
-                    " a view tells it as two rows (--from-view)",
+                    " a view tells it as two rows: sql/README.md has one (--from-view)",
                 )
             )
         if timeless:
