@@ -129,6 +129,10 @@ begin
     -- what the last pruning pass saves already
     if s.prune_unit > greatest(s.lo_seq, v_head_to) + 1 then
         v_saved := s.prune_total - v_base_total - (s.prune_stub - v_base_stub);
+        if s.prune_request > greatest(s.lo_seq, v_head_to) then
+            -- the request of that pass keeps its images
+            v_saved := v_saved - (select q.frozen_tokens - q.stub_tokens from pycontext._row_at(s, s.prune_request) q);
+        end if;
         r.window_tokens := r.window_tokens - v_saved;
         v_measure := v_measure - v_saved;
     end if;

@@ -194,6 +194,24 @@ def test_a_line_over_pruned_rows_replaces_what_is_shown_of_them(db: Connection) 
     assert sum(row[4] for row in window(db, "q", 100000)) < before
 
 
+def test_the_plan_counts_the_images_of_the_request_that_the_pass_kept(db: Connection) -> None:
+    pixel = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+    db.execute("select pycontext.create_chat('i')")
+    agent_turns(db, "i", 2)
+    asked = [{"role": "user", "content": [{"type": "text", "text": "like this"}, pixel]}]
+    db.execute("select from pycontext.append_messages('i', %s)", (json.dumps(asked),))
+    for n in range(8):  # the request is old when the pass comes
+        answer = [{"role": "assistant", "content": f"step {n} " + "of the work " * 40}]
+        db.execute("select from pycontext.append_messages('i', %s)", (json.dumps(answer),))
+    done = db.execute("select outcome, to_seq from pycontext.prune_chat('i', 5000)").fetchone()
+    assert done is not None
+    assert done[0] == "pruned"
+    assert done[1] >= 9
+    shown = window(db, "i", 100000)
+    assert any("image_url" in json.dumps(row[1:3]) for row in shown if row[0] == 9)
+    assert plan(db, "i", 100000)[1] == 3 + sum(row[4] for row in shown)
+
+
 def test_old_images_are_told_in_words_and_newer_ones_stay(db: Connection) -> None:
     """Of a user's message only the picture goes, never a word."""
     db.execute("select pycontext.create_chat('i')")
