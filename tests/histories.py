@@ -652,6 +652,7 @@ class Machine:
         if move.between is not None:
             self.play(move.between)
         was_edited = self.edits() != edits
+        size = self._size()
         try:
             with self.conn.cursor(row_factory=dict_row) as cursor:
                 line = cursor.execute(
@@ -667,13 +668,12 @@ class Machine:
             return
         assert not was_edited, f"a summary of what was changed meanwhile is stored: {move}"
         assert line
-        done = self.rows(
-            "select tokens_before, tokens_after from pycontext.pass where chat_id = %s"
-            " order by pass_no desc limit 1",
-            self.chat_id,
-        )[0]
-        assert done["tokens_after"] <= done["tokens_before"], f"a line made the window larger: {done}"
+        assert self._size() <= size, f"a line made a window of {size} tokens larger: {self._size()}"
         self._placed(line)
+
+    def _size(self) -> int:
+        """Tokens of the window where everything that is live has room."""
+        return sum(w["tokens"] for w in self.window(10_000_000))
 
     def edits(self) -> tuple[str, int, int]:
         """What a summary in the making is held against."""

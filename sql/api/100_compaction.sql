@@ -209,6 +209,11 @@ begin
         -- Before a call that waits, far back in an adopted chat, nothing was counted
         v_shown := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0)
             - least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+        if s.pins > 0 then
+            v_shown := v_shown - (
+                select coalesce(sum(t.tokens), 0) from pycontext._pins_of(s) t
+                where t.unit_seq > greatest(s.lo_seq, v_head_to) and t.unit_seq <= v_last.seq and t.unit_seq is distinct from v_request.unit_seq);
+        end if;
         if v_covered <= 0 or v_shown >= 100 then
             r.from_seq := case when s.source is null or s.line_seq is not null then s.lo_seq + 1 end;
             r.to_seq := v_last.seq;
@@ -528,6 +533,7 @@ declare
     v_text text;
     v_tokens integer;
     v_line integer;
+    v_pinned bigint[];
     v_covered bigint;
     v_rows bigint;
     v_first bigint;
@@ -594,16 +600,19 @@ begin
     l := pycontext._line_before(chat_id, v_to);
     s.lo_seq := coalesce(l.seq, pycontext._origin(c.source));
     f := pycontext._line_frame(s, l, v_to);
+    -- what is pinned stays in sight beside the line
+    v_pinned := array(select t.unit_seq from pycontext.pin t where t.chat_id = c.chat_id and t.gone_act is null);
     if c.source is null then
         -- narrow columns alone: a caller of his own may take in any stretch. What was pruned stands there in one line
         select count(*), min(q.seq), coalesce(sum(case when q.unit_seq < c.prune_unit then q.stub_tokens else q.tokens end) filter (
-            where not coalesce(q.unit_seq between f.head_from and f.head_to, false) and q.seq is distinct from f.request_seq), 0)
+            where not coalesce(q.unit_seq between f.head_from and f.head_to, false) and q.seq is distinct from f.request_seq
+                and q.unit_seq <> all (v_pinned)), 0)
         into v_rows, v_first, v_covered
         from pycontext._stored_row q
         where q.chat_id = c.chat_id and q.unit_seq between s.lo_seq + 1 and v_to and q.line_no = 0 and q.gone_act is null;
     else
         select count(*), min(q.seq), coalesce(sum(q.tokens) filter (where not coalesce(q.unit_seq between f.head_from and f.head_to, false)
-            and q.seq is distinct from f.request_seq), 0)
+            and q.seq is distinct from f.request_seq and q.unit_seq <> all (v_pinned)), 0)
         into v_rows, v_first, v_covered
         from pycontext._thread_rows(chat_id, c.source, array[s.lo_seq + 1], array[v_to]) q;
     end if;

@@ -142,6 +142,18 @@ def test_a_replay_has_the_first_turn_of_its_time(c: Connection, budget: int, goe
     assert [row["content"] for row in window(c, "c", budget, as_of="a6")] == before
 
 
+def test_a_line_replaces_nothing_of_what_is_pinned(c: Connection) -> None:
+    """The pinned rows stay in sight beside it: with most of them pinned it would make the window larger."""
+    for name in ("u2", "a2", "u3", "a3"):
+        act(c, "pin_message('c', %s)", name)
+    size = sum(row["tokens"] for row in window(c, "c", 100000))
+    assert one(c, "select after_message_id from pycontext.compaction_plan('c', 700)") != "a3"
+    told = refused(c, "PCX07", "put_summary('c', 'a3', %s)", json.dumps({"resolved": ["parcels " * 8]}))
+    assert "larger" in str(told.message_primary)
+    summarize(c, "c", "a5", {"resolved": ["parcels " * 8]})
+    assert sum(row["tokens"] for row in window(c, "c", 100000)) < size
+
+
 def test_rewind_keeps_what_was_set_aside_for_replay(c: Connection) -> None:
     before = texts(c, "c", as_of="a6")
     act(c, "rewind_chat('c', 'a2')")
