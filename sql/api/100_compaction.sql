@@ -98,6 +98,8 @@ declare
     v_piece_tokens bigint;
     v_piece_to bigint;
     v_covered bigint;
+    v_told bigint;
+    v_pruned bigint;
     v_shown bigint;
     v_left integer;
     c_piece constant integer := 2000;
@@ -207,8 +209,9 @@ begin
             - case when s.line_origin is distinct from 'compaction' then coalesce(r.head_tokens, 0) else 0 end;
         -- as it stands in the window. A line with its fence is to take less: under a hundred tokens there is nothing to gain.
         -- Before a call that waits, far back in an adopted chat, nothing was counted
-        v_shown := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0)
-            - least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+        v_told := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0);
+        v_pruned := least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub));
+        v_shown := v_told - v_pruned;
         if s.pins > 0 then
             v_shown := v_shown - (
                 select coalesce(sum(t.tokens), 0) from pycontext._pins_of(s) t
@@ -218,12 +221,12 @@ begin
             r.from_seq := case when s.source is null or s.line_seq is not null then s.lo_seq + 1 end;
             r.to_seq := v_last.seq;
             r.after_message_id := v_last.message_id;
-            r.covered_tokens := greatest(v_covered - coalesce(v_request.frozen_tokens, 0), 0);
+            r.covered_tokens := v_told;
             r.max_line_tokens := least(v_limit, greatest(least(v_shown * 2 / 3, v_shown - 70), 30) + r.summary_tokens);
             r.max_summary_tokens := least(r.max_line_tokens, pycontext._summary_limit(p, least(s.token_budget, s.profile_budget)));
             r.expected_tokens := greatest(r.max_line_tokens, r.window_tokens - r.covered_tokens - coalesce(v_left, 0)
                 - r.summary_tokens + r.max_line_tokens
-                + least(v_saved, b.start_total - v_base_total - (b.start_stub - v_base_stub)));
+                + v_pruned);
         end if;
     end if;
 

@@ -142,11 +142,15 @@ class Session:
             except psycopg.DatabaseError as error:
                 # it is today's counts that are replayed: an estimate may have been lower
                 thread = self.machine.thread
-                row = next((r for r in thread.rows if r.message_id == reading.message_id), None)
-                if row is None and error.sqlstate == "PCX05":
-                    continue  # a request that was set aside since
-                assert row is not None
-                least = (3 + thread.prompt_tokens + row.tokens) * thread.token_scale
+                tokens = [r.tokens for r in thread.rows if r.message_id == reading.message_id] or [
+                    r["tokens"]  # a request that was set aside since
+                    for r in self.machine.rows(
+                        "select tokens from pycontext.message where chat_id = %s and message_id = %s",
+                        self.machine.chat_id,
+                        reading.message_id,
+                    )
+                ]
+                least = (3 + thread.prompt_tokens + tokens[0]) * thread.token_scale
                 if error.sqlstate != "PCX05" or least <= reading.budget:
                     raise
                 continue
