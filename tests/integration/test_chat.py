@@ -391,18 +391,20 @@ def test_a_turn_in_the_callers_transaction_calls_no_model(
 ) -> None:
     """Nor is a second connection used: it would wait for the caller's own lock."""
     others = (
-        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        "select pid from pg_stat_activity"
+        " where datname = current_database() and backend_type = 'client backend'"
     )
     fill("a", 25)
     with bring(autocommit=autocommit) as (conn, memory), conn.transaction():
-        connections = db.execute(others).fetchone()
+        connections = set(db.execute(others).fetchall())
         with memory.turn("a", "and now?", compact="before") as turn:
             turn.add({"role": "assistant", "content": "well"})
         with memory.turn("a", "and now?") as turn:
             assert turn.decision == "summarize"
             turn.add({"role": "assistant", "content": "well"})
         if runner != "pooled":  # where connections are the pooler's
-            assert db.execute(others).fetchone() == connections
+            # one that was closed just before may end meanwhile; none begins
+            assert set(db.execute(others).fetchall()) <= connections
     assert watched.requests == []
 
 
