@@ -530,17 +530,19 @@ def _account(owner: int) -> _Account:
         entry = pwd.getpwnam(ACCOUNT)
     except KeyError:
         command = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT]
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
+        # useradd's own lock does not hold everywhere: two at once made an account each, and the last stayed
+        with open("/etc/passwd") as accounts:
+            _flock(accounts.fileno(), exclusive=True)
             try:
                 entry = pwd.getpwnam(ACCOUNT)  # made by another process meanwhile
             except KeyError:
-                raise PermissionError(
-                    f"Postgres refuses to run as root, and this failed: {' '.join(command)}"
-                ) from None
-        else:
-            entry = pwd.getpwnam(ACCOUNT)
+                try:
+                    subprocess.run(command, check=True, capture_output=True)
+                except (OSError, subprocess.CalledProcessError):
+                    raise PermissionError(
+                        f"Postgres refuses to run as root, and this failed: {' '.join(command)}"
+                    ) from None
+                entry = pwd.getpwnam(ACCOUNT)
     return _Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 

@@ -294,6 +294,24 @@ def test_root_does_not_take_over_a_folder_of_files(folder: Path) -> None:
 
 
 @needs_root
+def test_processes_at_once_make_one_account() -> None:
+    name = f"pycontext-{os.getpid()}"
+    program = (
+        "import sys, pycontext.embedded; embedded = sys.modules['pycontext.embedded'];"
+        f" embedded.ACCOUNT = {name!r}; print(embedded._account(0).uid)"
+    )
+    try:
+        running = [
+            subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+            for _ in range(3)
+        ]
+        told = {int(process.communicate(timeout=60)[0]) for process in running}
+        assert told == {pwd.getpwnam(name).pw_uid}
+    finally:
+        subprocess.run(["userdel", name], check=False, capture_output=True)
+
+
+@needs_root
 def test_somebody_who_is_not_root(folder: Path) -> None:
     account = pwd.getpwnam("nobody")
     home = folder / "home"
