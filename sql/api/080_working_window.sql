@@ -608,7 +608,9 @@ as $$
         from pycontext._closed_rows(s, from_unit, to_unit, is_pruned) t
         cross join lateral pycontext._window_row(null, sections[t.section_no],
             case when s.is_head_cut and sections[t.section_no] = 'head'
-                then pycontext._shorten_row(t, t.frozen_tokens, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
+                -- of an adopted chat it is one row, and the line remembers what that took
+                then pycontext._shorten_row(t, case when s.source is null then t.frozen_tokens
+                    else greatest(t.frozen_tokens, s.head_tokens + 1) end, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
         union all
         select 2 * e.at + 1, e.n, 0, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
             e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
