@@ -636,13 +636,13 @@ begin
     end if;
 
     if s.prune_unit is not null then
-        v_whole := s;
-        v_room := v_avail;
         -- the request of the pass keeps its images
         if s.prune_request > s.lo_seq then
             v_row := pycontext._row_at(s, s.prune_request);
             v_kept := v_row.frozen_tokens - v_row.stub_tokens;
         end if;
+        v_whole := s;
+        v_room := v_avail - v_kept - pycontext._pinned_between(v_pins, s.lo_seq, s.prune_unit);
     end if;
     -- The head stays; what is left out lies between it and the border.
     if s.line_origin is distinct from 'compaction' then
@@ -714,15 +714,16 @@ begin
     end if;
 
     -- what the last pruning pass settled stays: one border, until the next pass or a line goes past it
+    if s.prune_unit is not null and (s.prune_unit <= s.lo_seq + 1 or s.marker_from is not null)
+        and s.prune_stub - v_whole.stub_base + s.total_hi - s.prune_total <= v_room then
+        -- it is from before the first user message, whose turn has become the head, or what stands before that goes with
+        -- no head: as it was, without one
+        s := v_whole;
+        s.mode := 'prune';
+        s.first_unit := s.prune_unit;
+        return s;
+    end if;
     if s.prune_unit <= s.lo_seq + 1 then
-        -- it is from before the first user message, whose turn has become the head: as it was, without one
-        if s.prune_stub - v_whole.stub_base + s.total_hi - s.prune_total
-            + pycontext._pinned_between(v_pins, v_whole.lo_seq, s.prune_unit) + v_kept <= v_room then
-            s := v_whole;
-            s.mode := 'prune';
-            s.first_unit := s.prune_unit;
-            return s;
-        end if;
         s.prune_unit := null;
         s.prune_request := null;
         if s.marker_from is null and s.total_hi - s.total_base + v_head_cut <= v_avail then

@@ -986,6 +986,22 @@ def test_a_pass_leaves_the_newest_request_whole_behind_what_stands_before_the_fi
     assert len(read) == 6 or budget == 3000
 
 
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_pass_leaves_out_no_late_result_that_there_is_room_for(begin: Begin, is_pinned: bool) -> None:
+    chat = begin(calls("A", arguments=json.dumps({"content": "words " * 300})), user("look " * 200))
+    chat.append(result("A", "line of output\n" * 900), says("ok"))
+    if is_pinned:
+        chat.play(Pin(0))
+    chat.play(Prune(800))
+    assert chat.state()["is_pruned"] == (chat.kind == "native")
+    for budget in range(500, 4000, 500):
+        held(chat, budget)
+    window = chat.window(32000)
+    assert [w["seq"] for w in window if w["seq"]] == [
+        r.seq for r in sorted(chat.thread.rows, key=lambda r: (chat.thread.units()[r.seq], r.seq))
+    ]
+
+
 def test_a_cut_is_not_called_exact_in_a_replay(begin: Begin) -> None:
     chat = begin(user("first"), calls("A"), result("A", "line of output\n" * 400))
     request = {**user("and?"), "message_id": "asked"}
