@@ -120,8 +120,8 @@ class Thread:
                 if call is not None and self.is_adopted:
                     line = max((x.seq for x in self.lines if x.seq < row.seq), default=-(2**62))
                 if call is None or call.seq <= line:
-                    if call is not None:
-                        newest.pop(row.tool_call_id)
+                    if call is not None and self.is_adopted:
+                        newest.pop(row.tool_call_id)  # of ours it waits again where the line is dropped
                     continue
                 key = (call.seq, row.tool_call_id)
                 if key in answered:

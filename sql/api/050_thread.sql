@@ -160,7 +160,7 @@ begin
             || ' e.hi as first_seq, null::boolean as is_counted, (select ($4 * avg(4 + z.size / 4))::bigint'
             || ' from generate_series(0, 7) g (n) cross join lateral (select e.lo + g.n * ((e.hi - e.lo) / 8) as seq) p'
             || ' cross join lateral (select octet_length(x.content::text) as size'
-            || pycontext._source_range(f, 'p.seq', 'pycontext._time_at(p.seq)') || v_order || ' limit 16) z) as tokens from e';
+            || pycontext._source_range(f, 'p.seq', 'pycontext._time_at(p.seq)') || v_order || ' limit 8) z) as tokens from e';
     end if;
     if kind = 'edge' then
         return 'select null::pycontext._source_row[] as rows, null::boolean as has_calls, count(*) as looked_at,'

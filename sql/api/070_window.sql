@@ -23,6 +23,17 @@ as $$
     select case when source is null then 0 else -4611686018427387904 end
 $$;
 
+-- The unit of an adopted chat after the first n that have been read.
+create or replace function pycontext._walked_unit(s pycontext._window_state, n integer)
+returns pycontext._border_row
+language sql immutable parallel safe
+as $$
+    select s.walked_units[n + 1], s.walked_starts[n + 1], s.walked_starts[n + 1], null::bigint
+$$;
+
+comment on function pycontext._walked_unit(pycontext._window_state, integer) is
+    'Private. The unit of an adopted chat after the first n that have been read.';
+
 -- The first unit at or after from_seq; null where there is none.
 create or replace function pycontext._first_unit(s pycontext._window_state, from_seq bigint)
 returns pycontext._border_row
@@ -33,10 +44,7 @@ declare
     b pycontext._border_row;
 begin
     if from_seq >= s.floor_seq then
-        select w.unit_seq, w.start, w.start, null into b
-        from unnest(s.walked_units, s.walked_starts) w (unit_seq, start)
-        where w.unit_seq >= from_seq
-        order by w.unit_seq limit 1;
+        return pycontext._walked_unit(s, width_bucket(from_seq - 1, s.walked_units));
     else
         select r.unit_seq, r.running_total - r.frozen_tokens, r.running_stub - r.stub_tokens, r.after_user into b
         from pycontext._thread_rows(s.chat_id, s.source, array[from_seq], array[s.hi_seq], s.act_arg,
@@ -108,11 +116,8 @@ declare
     v_start bigint;
 begin
     if s.source is not null then
-        select w.unit_seq, w.start, w.start, null into b
-        from unnest(s.walked_units, s.walked_starts) w (unit_seq, start)
-        where w.unit_seq >= s.floor_seq and w.start >= total
-        order by w.unit_seq limit 1;
-        return b;
+        return pycontext._walked_unit(s, greatest(width_bucket(s.floor_seq - 1, s.walked_units),
+            width_bucket(total - 1, s.walked_starts)));
     end if;
     v_back := 4 + ceil(1.1 * (s.total_hi - total) * s.hi_seq / greatest(s.total_hi, 1));
     loop
@@ -166,7 +171,7 @@ declare
     p pycontext._place_row;
 begin
     if s.source is not null then
-        after_user := (select max(u) from unnest(s.walked_users) u where u < unit_seq);
+        after_user := s.walked_users[width_bucket(unit_seq - 1, s.walked_users)];
         if after_user is null then
             select t.seq, t.message_id, t.unit_seq, t.is_user, t.running_total, t.running_stub, t.frozen_tokens, t.stub_tokens,
                 t.after_user

@@ -1,5 +1,5 @@
 -- Rows of a chat that no tokenizer has counted, newest first, as the texts to count: tokens of a row = overhead +
--- the sum over texts. encoding null: the chat's own.
+-- the sum over texts; of an adopted chat those that its windows read. encoding null: the chat's own.
 create or replace function pycontext.uncounted_messages(
     chat_id text, encoding text default null, max_rows integer default 1000)
 returns setof pycontext.uncounted_row

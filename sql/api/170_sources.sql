@@ -512,19 +512,48 @@ $$;
 comment on function pycontext._splits_unit(text, text, bigint) is
     'Private. Whether a line after a place would split a unit of an adopted chat.';
 
--- Rows of an adopted chat that no tokenizer has counted as they read now, with its lines and its system prompt.
+-- What a window of an adopted chat reads and no tokenizer has counted as it reads now, the newest max_rows of it; with the
+-- chat's lines and its system prompt.
 create or replace function pycontext._uncounted_source(c pycontext.chat, encoding text, image_tokens integer, max_rows integer)
 returns setof pycontext.uncounted_row
-language sql stable
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
 as $$
+declare
+    s pycontext._window_state;
+begin
+    if exists (select from pycontext._source_rows(c.chat_id, c.source, pycontext._origin(c.source), 4611686018427387904, 1, true,
+        is_narrow => true)) then
+        s := pycontext._chat_state(c.chat_id, null, null);
+        -- half as far again: counted, rows take less, and a window holds more of them
+        s := pycontext._chat_state(c.chat_id, least(1.5 * s.token_budget * s.token_scale, 2147483647)::integer, null);
+        s := pycontext._read_head(s);
+    end if;
+    return query
+    with shown as (
+        select w.* from unnest(s.walked) w
+        union
+        -- what stands before that: the line's first turn and request, and pins
+        select r.*
+        from (
+            select s.head_from, s.head_to where s.line_origin = 'compaction'
+            union all
+            select s.request_seq, s.request_seq where s.line_origin = 'compaction'
+            union all
+            select p.unit_seq, p.to_seq from pycontext._pins_of(s) p) g (lo, hi)
+        cross join lateral pycontext._source_rows(c.chat_id, c.source, g.lo, g.hi, null, false) r
+        where g.lo is not null and (s.walked_at @> g.lo) is not true
+    )
     select r.seq, r.line_no, r.message_id, k.overhead, k.texts || k.reasoning, _uncounted_source.encoding
-    from pycontext._source_rows(c.chat_id, c.source, pycontext._origin(c.source), 4611686018427387904, max_rows, true) r
+    from (
+        select w.* from shown w
+        where w.encoding is distinct from _uncounted_source.encoding
+        order by w.seq desc limit max_rows) r
     cross join lateral pycontext._count_pieces(
         case when r.is_plain then r.content
             else pycontext._rendered(r.content, r.has_fence, r.role = 'tool' and r.unit_seq = r.seq, r.tool_call_id,
                 r.calls > 0) end,
         r.tool_calls, case when r.role = 'tool' and r.unit_seq = r.seq then 'user' else r.role end, r.name, image_tokens) k
-    where r.encoding is distinct from _uncounted_source.encoding
     union all
     select m.seq, m.line_no, m.message_id, 4,
         array[pycontext._line_text(m.origin, m.covers_from, m.seq, m.content #>> '{}')], _uncounted_source.encoding
@@ -534,7 +563,8 @@ as $$
     select 0, 0::smallint, null, 4, array[t.content], _uncounted_source.encoding
     from pycontext.prompt t
     where t.chat_id = c.chat_id and t.encoding is null
-        and t.act_no = (select max(q.act_no) from pycontext.prompt q where q.chat_id = c.chat_id)
+        and t.act_no = (select max(q.act_no) from pycontext.prompt q where q.chat_id = c.chat_id);
+end
 $$;
 
 comment on function pycontext._uncounted_source(pycontext.chat, text, integer, integer) is
@@ -550,17 +580,17 @@ as $$
 declare
     f pycontext.source := pycontext._registered(c.source);
     k pycontext._source_batch;
+    c_rows constant integer := 256;
     v_seqs bigint[] := array(select (e.value ->> 'seq')::bigint from jsonb_array_elements(counts) e
-        where coalesce((e.value ->> 'line_no')::integer, 0) = 0);
-    v_from bigint;
-    v_to bigint;
+        where coalesce((e.value ->> 'line_no')::integer, 0) = 0 and (e.value ->> 'seq' <> '0'
+            or not exists (select from pycontext.prompt t where t.chat_id = c.chat_id)) order by 1);
+    v_from bigint := v_seqs[1];
     v_count integer := 0;
     v_more integer;
 begin
-    select min(q), max(q) into v_from, v_to from unnest(v_seqs) q
-    where q <> 0 or not exists (select from pycontext.prompt t where t.chat_id = c.chat_id);
-    if v_from is not null then
-        k := pycontext._fetch_source(f, c.chat_id, v_from, v_to, null, 'all');
+    -- by and by: they may lie far apart
+    while v_from is not null loop
+        k := pycontext._fetch_source(f, c.chat_id, v_from, v_seqs[cardinality(v_seqs)], c_rows, 'all');
         insert into pycontext.token_count as t (chat_id, seq, line_no, encoding, tenant, tokens, body_hash, reasoning_tokens,
             images, has_fence, is_plain)
         select c.chat_id, r.seq, 0, _cache_source_counts.encoding, c.tenant, n.tokens, r.body_hash + o.is_orphan::integer,
@@ -582,8 +612,11 @@ begin
         set tokens = excluded.tokens, body_hash = excluded.body_hash, reasoning_tokens = excluded.reasoning_tokens,
             images = excluded.images, has_fence = excluded.has_fence, is_plain = excluded.is_plain
         where t.body_hash is distinct from excluded.body_hash;
-        get diagnostics v_count = row_count;
-    end if;
+        get diagnostics v_more = row_count;
+        v_count := v_count + v_more;
+        exit when k.looked_at < c_rows;
+        v_from := v_seqs[width_bucket(greatest(v_from, k.rows[cardinality(k.rows)].seq), v_seqs) + 1];
+    end loop;
     update pycontext.message m
     set tokens = (e.value ->> 'tokens')::integer, encoding = _cache_source_counts.encoding
     from jsonb_array_elements(counts) e

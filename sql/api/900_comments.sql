@@ -475,8 +475,8 @@ comment on function pycontext.compaction_source(text, text) is
     'message.';
 comment on function pycontext.uncounted_messages(text, text, integer) is
     'Up to max_rows newest rows of a chat that no tokenizer has counted in encoding (null = the profile''s), as '
-    'texts to count, and its system prompt where that is uncounted. Hand the sums to cache_token_counts. Errors: '
-    'PCX01.';
+    'texts to count, and its system prompt where that is uncounted; of an adopted chat those that its windows read. '
+    'Hand the sums to cache_token_counts. Errors: PCX01.';
 comment on function pycontext.status() is
     'The state of the installation over all chats that the caller may see, a row a finding, with what to do about '
     'it. Walks every chat, and reads the windows of the 100 adopted ones that changed last: not for each turn.';

@@ -354,7 +354,7 @@ class Bench:
         for what in ("", ", counted"):
             if what:
                 for chat_id in ("1", "2"):
-                    self.count_newest(chat_id)
+                    self.count(chat_id)
             for chat_id, size in (("1", PERIOD), ("2", self.big)):
                 self.compare(
                     f"`working_window`, the product's own table, {size:,} messages{what}",
@@ -372,19 +372,18 @@ class Bench:
                 self.calls("1")[name],
             )
 
-    def count_newest(self, chat_id: str) -> None:
-        """Counts the newest rows of an adopted chat, more than a window holds."""
-        rows = self.conn.execute(
-            "select u.seq, u.overhead, u.texts from pycontext.uncounted_messages(%s, max_rows => %s) u",
-            [chat_id, PERIOD],
-        ).fetchall()
-        counts = [
-            {"seq": seq, "tokens": overhead + sum(count(text, "o200k_base") for text in texts)}
-            for seq, overhead, texts in rows
-        ]
-        self.conn.execute(
-            "select pycontext.cache_token_counts(%s, 'o200k_base', %s)", [chat_id, json.dumps(counts)]
-        )
+    def count(self, chat_id: str) -> None:
+        """Counts an adopted chat as the Python client does: its newest rows and its first turn."""
+        while rows := self.conn.execute(
+            "select u.seq, u.overhead, u.texts from pycontext.uncounted_messages(%s) u", [chat_id]
+        ).fetchall():
+            counts = [
+                {"seq": seq, "tokens": overhead + sum(count(text, "o200k_base") for text in texts)}
+                for seq, overhead, texts in rows
+            ]
+            self.conn.execute(
+                "select pycontext.cache_token_counts(%s, 'o200k_base', %s)", [chat_id, json.dumps(counts)]
+            )
 
     def rate(self) -> None:
         """Single appends beside raw inserts of the same rows, each its own transaction."""

@@ -459,7 +459,7 @@ def test_uuid_ids_by_time_with_parts_and_calls(run: Callable[..., Result], db: C
     assert value(db, "select count(*) from working_window(%s) where section = 'summary'", chat) == 1
     assert value(db, "select seq from summary_line where summary_id = %s", line) in [r[2] for r in rows]
     with pycontext.connect(dsn) as memory:
-        assert memory.count_tokens(chat) >= 120
+        assert memory.count_tokens(chat) > 0
         # 33 tokens between the line and the tail are less than a line with its fence
         assert memory.compact(chat, 900).outcome == "skipped"
         assert memory.compact(chat, 500).outcome == "summarized"

@@ -372,6 +372,40 @@ def test_what_a_read_ends_with_is_marked_though_it_was_no_more_than_asked_for(po
     assert omitted[0].startswith("[Messages #2 to #")
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_all_that_a_window_reads_is_counted(posts: Connection, is_compacted: bool) -> None:
+    """However long the chat: its first turn, a pin and the request lie far before the newest rows."""
+    rows = [user("go"), assistant("on my way"), user("and then?")]
+    rows += [assistant(f"step {n} " + "word " * 40) for n in range(600)]
+    posts.execute("create temp table t (place bigint, role text, content jsonb)")
+    with posts.cursor().copy("copy t from stdin") as copy:
+        for place, row in enumerate(rows, 1):
+            copy.write_row((place, row["role"], json.dumps(row["content"])))
+    posts.execute(
+        "insert into post (id, chat, external, role, content, created_at)"
+        " select place, 'a', 'm' || place, role, content, now() from t"
+    )
+    posts.execute("select create_chat('a', source => 'posts', profile => 'small-8k')")
+    posts.execute("select pin_message('a', 'm20')")
+    if is_compacted:
+        compact = "select put_summary('a', 'm590', %s)"
+        posts.execute(compact, (json.dumps({"resolved": ["some hundred steps were taken"]}),))
+    count = (
+        "select cache_token_counts('a', 'o200k_base',"
+        " jsonb_agg(jsonb_build_object('seq', u.seq, 'line_no', u.line_no, 'tokens', 50))), array_agg(u.seq)"
+        " from uncounted_messages('a', max_rows => 40) u having count(*) > 0"
+    )
+    seen = []
+    while told := posts.execute(count).fetchone():
+        assert told[0] == len(told[1])
+        seen += told[1]
+    assert {1, 3, 20, 603} < set(seen)
+    assert len(seen) < 250
+    query = "select distinct section from working_window('a') where %s and section <> 'omitted'"
+    assert posts.execute(query % "is_estimate").fetchall() == []
+    assert ("pinned",) in posts.execute(query % "true").fetchall()
+
+
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_summary_of_what_is_gone_meanwhile_is_stale(posts: Connection, is_told: bool) -> None:
     store(posts, "a", [user("first"), assistant("word " * 400), user("second"), assistant("sure")])
