@@ -8,16 +8,22 @@ as $$
     select format(E'<%s>\n%s\n</%s>', tag, pycontext._escape_fences(body), tag)
 $$;
 
--- Where an image is, as a URL: whichever provider's part it came in. Null for a file that only one provider has, and where there
--- is none.
+-- Where an image is, as a URL: whichever provider's part it came in, or a tool's by the Model Context Protocol. Null for a file that
+-- only one provider has, where there is none, and for what providers do not take: it would have every later request refused.
 create or replace function pycontext._image_url(part jsonb)
 returns text
 language sql immutable parallel safe
 as $$
-    select coalesce(pycontext._string(part #> '{image_url,url}'), pycontext._string(part -> 'image_url'), case part #>> '{source,type}'
-        when 'url' then pycontext._string(part #> '{source,url}')
-        when 'base64' then 'data:' || substring(part #>> '{source,media_type}' from '^image/.+') || ';base64,'
-            || pycontext._string(part #> '{source,data}') end)
+    select case when u.url ~* '^https?://\S+$' then u.url
+        when d.type is not null then format('data:image/%s;base64,%s', replace(lower(d.type), 'jpg', 'jpeg'),
+            replace(replace(replace(substr(u.url, strpos(u.url, ',') + 1), E'\n', ''), E'\r', ''), ' ', '')) end
+    from (
+        select btrim(coalesce(pycontext._string(part #> '{image_url,url}'), pycontext._string(part -> 'image_url'),
+            case part #>> '{source,type}' when 'url' then pycontext._string(part #> '{source,url}') end,
+            'data:' || (part #>> '{source,media_type}') || ';base64,' || pycontext._string(part #> '{source,data}'),
+            'data:' || (part ->> 'mimeType') || ';base64,' || pycontext._string(part -> 'data')), E' \t\r\n') as url) u
+    cross join lateral (
+        select substring(left(u.url, 200) from '(?i)^data:image/(png|jpe?g|gif|webp)(?:;[^,]*)?;base64,.') as type) d
 $$;
 
 -- How closely an image is to be looked at; null where a part does not say so.
@@ -209,14 +215,15 @@ as $$
                 when k.kind = 'text' then jsonb_build_object('type', 'text', 'text', pycontext._part_text(e.value))
                 when k.kind = 'image' and (role = 'assistant' or u.url is null and pycontext._string(e.value #> '{source,file_id}') is null)
                     then '{"type": "text", "text": "[image]"}'
-                when k.kind = 'image' and e.value ->> 'type' = 'image' then e.value
+                when k.kind = 'image' and u.url is null then e.value - 'cache_control'
                 when k.kind = 'image' and u.url like 'data:%' then jsonb_build_object('type', 'image', 'source',
                     jsonb_build_object('type', 'base64', 'media_type', substring(u.url from '^data:([^;,]+)'),
                         'data', substring(u.url from ',(.*)$')))
                 when k.kind = 'image' then
                     jsonb_build_object('type', 'image', 'source', jsonb_build_object('type', 'url', 'url', u.url))
                 when role = 'user' and e.value ->> 'type' in ('document', 'search_result')
-                    or role = 'assistant' and e.value ->> 'type' ~ '^(server_tool_use|mcp_tool_use|\w+_tool_result)$' then e.value
+                    or role = 'assistant' and e.value ->> 'type' ~ '^(server_tool_use|mcp_tool_use|\w+_tool_result)$'
+                    then e.value - 'cache_control'
                 else jsonb_build_object('type', 'text', 'text', pycontext._part_json(e.value))
             end order by e.ordinality), '[]')
             || case when has_calls or (array_agg(k.kind order by e.ordinality desc))[1] <> 'reasoning' then '[]'

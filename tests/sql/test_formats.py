@@ -286,6 +286,38 @@ def test_parts_that_are_not_whole_are_sent_as_providers_take_them(db: Connection
     turn(db, chat_id="d")
 
 
+def test_an_image_that_no_provider_takes_ends_no_chat(db: Connection) -> None:
+    data = f"base64,{PIXEL}"
+    taken = [f"data:image/jpg;{data}", f" DATA:image/JPEG;name=a.jpg;base64,{PIXEL[:6]}\r\n{PIXEL[6:]}\n"]
+    not_taken = [
+        *(f"data:{kind};{data}" for kind in ("image/svg+xml", "image/heic", "application/pdf", "")),
+        "data:image/svg+xml;utf8,<svg/>",
+        "data:image/png;base64,",
+        "file:///tmp/a.png",
+        "blob:https://x.org/1",
+        "https://x.org/a b.png",
+    ]
+    parts: list[Any] = []
+    for url in taken + not_taken:
+        parts += [{"type": "image_url", "image_url": {"url": url}}, {"type": "input_image", "image_url": url}]
+        parts.append({"type": "image", "source": {"type": "url", "url": url}})
+    for kind in ("image/jpg", "image/svg+xml", "image/heic", "x"):
+        source = {"type": "base64", "media_type": kind, "data": PIXEL}
+        parts += [{"type": "image", "source": source}, {"type": "image", "mimeType": kind, "data": PIXEL}]
+    begin(db, user(parts), calls("A"), result("A", parts), user("now?"))
+    forms = turn(db)
+    sent = [b for _, b in blocks(forms["anthropic"]) if b["type"] == "image"]
+    sent += [
+        b for _, block in blocks(forms["anthropic"]) for b in block.get("content", []) if b["type"] == "image"
+    ]
+    jpeg = {"type": "base64", "media_type": "image/jpeg", "data": PIXEL}
+    assert [b["source"] for b in sent] == [jpeg] * 2 * (3 * len(taken) + 2)
+    pictures = [p for m in forms["openai"] if isinstance(m["content"], list) for p in m["content"]]
+    assert [p["image_url"]["url"] for p in pictures if p["type"] == "image_url"] == [
+        f"data:image/jpeg;base64,{PIXEL}"
+    ] * len(sent)
+
+
 # --- memory and context ---
 
 
