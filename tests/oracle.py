@@ -375,6 +375,11 @@ class Thread:
         seqs = [w["seq"] for w in rows if w["seq"] is not None]
         _hold(len(seqs) == len(set(seqs)), "no row twice", seqs)
         _hold(set(seqs) <= set(by_seq), "rows of this chat only", seqs)
+        # a late result whose call is left out is told as a note in its own place
+        for w in rows:
+            row = by_seq.get(w["seq"])
+            if row is not None and (row.role, w["role"]) == ("tool", "user") and unit[row.seq] not in seqs:
+                unit[row.seq] = row.seq
         order = [
             (unit[w["seq"]], w["seq"]) for w in rows if w["seq"] is not None and w["section"] != "pinned"
         ]

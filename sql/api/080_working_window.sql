@@ -274,6 +274,28 @@ as $$
         and (w.superseded_seq is null or w.superseded_seq > s.hi_seq)
 $$;
 
+-- A result whose call is left out, told as one whose call is not in view: in its own place.
+create or replace function pycontext._as_note(r pycontext._thread_row, image_tokens integer)
+returns pycontext._thread_row
+language plpgsql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    k record;
+begin
+    r.content := pycontext._rendered(r.content, r.has_fence, true, r.tool_call_id, false);
+    r.role := 'user';
+    r.unit_seq := r.seq;
+    r.tool_call_id := null;
+    r.images := 0;
+    r.is_plain := true;
+    r.encoding := null;
+    select * into k from pycontext._count_pieces(r.content, null, r.role, r.name, image_tokens);
+    r.tokens := k.overhead + pycontext._estimate_pieces(k.texts);
+    return r;
+end
+$$;
+
 -- What a row may be cut down to at a step: 1 results and images, 2 call arguments too, 3 other text too; pins never.
 create or replace function pycontext._floor_of(r pycontext._thread_row, step integer, pin_units bigint[])
 returns integer
@@ -361,6 +383,11 @@ begin
         from pycontext._closed_rows(s, s.pin_from, s.pin_to, null) t
         where not exists (select from unnest(v_head) h where h.unit_seq = t.unit_seq);
     end if;
+    if s.straddles @> s.first_unit then
+        v_rows := v_rows || array(
+            select pycontext._as_note(t, s.image_tokens) from pycontext._late_rows(s, s.first_unit) t
+            where not exists (select from unnest(v_head || v_pins) k where k.unit_seq = t.unit_seq));
+    end if;
 
     <<levels>>
     loop
@@ -369,7 +396,9 @@ begin
             - case when v_request.unit_seq >= v_first or exists (select from unnest(v_head || v_pins) t where t.seq = v_request.seq)
                 then 0 else coalesce(v_request.tokens, 0) end
             - (select coalesce(sum(t.tokens), 0) from unnest(v_head || v_pins) t)
-            - case when s.straddles @> v_first then 36 * (select count(*) from pycontext._late_rows(s, v_first)) else 0 end;
+            - case when s.straddles @> v_first then 36 * (
+                select count(*) from pycontext._late_rows(s, v_first) t
+                where not exists (select from unnest(v_rows) k where k.seq = t.seq and k.unit_seq >= v_first)) else 0 end;
         v_slack := 0;
         v_step := 1;
         while v_step <= 3 loop
@@ -500,6 +529,7 @@ begin
         for r in
             select t.* from pycontext._late_rows(s, v_first) t
             where not exists (select from unnest(v_head || v_pins) k where k.unit_seq = t.unit_seq)
+                and not exists (select from unnest(v_rows) k where k.seq = t.seq and k.unit_seq >= v_first)
             order by t.seq
         loop
             w := pycontext._marker_row(w.ordinal + 1, r.seq, r.seq, r.frozen_tokens, false, s.is_exact);
@@ -612,11 +642,12 @@ as $$
                 then pycontext._shorten_row(t, case when s.source is null then t.frozen_tokens
                     else greatest(t.frozen_tokens, s.head_tokens + 1) end, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
         union all
-        select 2 * e.at + 1, e.n, 0, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
+        select 2 * e.at + t.is_between, case t.is_between when 1 then e.n else e.seq end, e.seq, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
             e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
         from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
             content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
-            at, n)) q
+            at, n)
+        cross join lateral (select (e.section <> 'tail')::integer as is_between) t) q
 $$;
 
 -- The messages the model really reads, oldest first, within token_budget (null: the profile's). as_of: a message
@@ -640,6 +671,7 @@ declare
     v_first bigint;
     v_whole bigint;
     v_tokens bigint;
+    v_late_rows pycontext._thread_row[] := '{}';
     v_pins integer := coalesce(cardinality(s.pin_from), 0);
     v_early integer := v_pins;
     v_late integer := v_pins;
@@ -697,16 +729,21 @@ begin
             s.source is not null, s.is_exact);
         v_place := v_place || cardinality(v_from);
     end if;
+    v_first := case when s.mode = 'omit' then s.first_unit else s.lo_seq + 1 end;
+    v_whole := case when s.mode = 'prune' then s.first_unit when s.prune_unit > v_first then s.prune_unit else v_first end;
     -- a result that came late may stand behind the border, or in a head that what is left out stands before
     if s.mode = 'omit' and (s.straddles @> s.first_unit or s.marker_to < s.head_from and s.straddles @> s.head_from) then
         s.has_open := true;
-        v_extra := v_extra || array(
-            select pycontext._marker_row(null, r.seq, r.seq, r.frozen_tokens, false, s.is_exact)
+        v_late_rows := array(
+            select row(r.*)::pycontext._thread_row
             from (
                 select l.* from pycontext._late_rows(s, s.first_unit) l
                 union
                 select l.* from pycontext._late_rows(s, s.head_from) l where s.marker_to < s.head_from) r
             where (r.unit_seq between s.head_from and s.head_to or r.unit_seq = any (s.pin_units)) is not true order by r.seq);
+        v_extra := v_extra || array(
+            select pycontext._marker_row(null, r.seq, r.seq, r.frozen_tokens, false, s.is_exact)
+            from unnest(v_late_rows) r where r.seq < v_whole);
         v_place := v_place || array_fill(cardinality(v_from), array[cardinality(v_extra) - cardinality(v_place)]);
     end if;
     if s.mode = 'omit' and s.border_request is not null then
@@ -721,8 +758,6 @@ begin
         v_sections := v_sections || array_fill('pinned'::text, array[v_pins - v_late]);
         v_pruned := v_pruned || array_fill(false, array[v_pins - v_late]);
     end if;
-    v_first := case when s.mode = 'omit' then s.first_unit else s.lo_seq + 1 end;
-    v_whole := case when s.mode = 'prune' then s.first_unit when s.prune_unit > v_first then s.prune_unit else v_first end;
     if v_whole > v_first then
         v_from := v_from || v_first;
         v_to := v_to || (v_whole - 1);
@@ -733,6 +768,13 @@ begin
     v_from := v_from || v_whole;
     v_to := v_to || s.hi_seq;
     v_pruned := v_pruned || false;
+    if v_late_rows <> '{}' then
+        -- what is as fresh as the verbatim rows is told among them: mostly it is what the turn goes on from
+        v_extra := v_extra || array(
+            select pycontext._window_row(null, 'tail', pycontext._as_note(r, s.image_tokens), s.is_exact)
+            from unnest(v_late_rows) r where r.seq >= v_whole);
+        v_place := v_place || array_fill(cardinality(v_from), array[cardinality(v_extra) - cardinality(v_place)]);
+    end if;
     if s.has_open or s.is_head_cut then
         -- stand-ins are known once the rows are read: where they do not fit, the tail is cut
         select array_agg(r order by r.ordinal), sum(r.tokens) into v_extra, v_tokens

@@ -595,6 +595,7 @@ begin
             ('_pins_of', 'The pins of a read, in a replay those of then.'),
             ('_is_degraded', 'Whether something was pruned, cut or left out for a window to fit, beside what a pass settled.'),
             ('_late_rows', 'Results that came late, of units that are left out.'),
+            ('_as_note', 'A late result as a note in its own place, its call being left out.'),
             ('_marker_end', 'The newest row that a marker before a border names.'),
             ('_rendered_rows', 'Rows of whole units as they are sent, verbatim or pruned.'),
             ('_shorten_text', 'A text cut to about so many tokens, with what is missing and its #seq.'),

@@ -457,6 +457,23 @@ def test_cuts_of_tabs_a_few_messages_apart_are_at_one_place(begin: Begin) -> Non
     assert len(cuts) <= 10, cuts
 
 
+@pytest.mark.parametrize("size", [1, 400])
+@pytest.mark.parametrize("budget", [700, 1200, 2400])
+def test_a_late_answer_to_a_call_that_is_left_out_is_read(begin: Begin, budget: int, size: int) -> None:
+    waiting = {"pending": True}
+    chat = begin(user("pay"), calls("P", "Q"), result("Q", "900"), result("P", "asked Ann", metadata=waiting))
+    for n in range(12):
+        chat.append(user(f"chat {n} " * 60), says(f"reply {n} " * 60))
+    chat.append(result("P", "approved by Ann. " + "Her reasons. " * size))
+    told = held(chat, budget)[-1]
+    assert told["role"] == "user"
+    assert "approved by Ann" in told["content"]
+    chat.append(calls("R"), result("R", "paid"), says("It is paid."))
+    assert [m["role"] for m in held(chat, budget)[-5:]] == ["user", "assistant", "tool", "assistant", "user"]
+    chat.append(user("thanks"), says("You are welcome. " * 1500), user("bye"))
+    assert "approved by Ann" not in json.dumps(held(chat, budget))
+
+
 def test_a_late_result_of_a_unit_that_is_left_out_is_marked(begin: Begin) -> None:
     chat = begin(user("begin"), says("begun"), user("look"), calls("A"))
     for n in range(30):
