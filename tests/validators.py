@@ -104,7 +104,7 @@ def openai_chat(messages: Sequence[JSON]) -> None:
         if "name" in message:
             _need(
                 isinstance(message["name"], str)
-                and re.fullmatch(r"[^\s<|\\/>]+", message["name"]) is not None,
+                and re.fullmatch(r"[^\s<|\\/>]{1,64}", message["name"]) is not None,
                 place,
                 "name",
                 message["name"],
@@ -153,7 +153,12 @@ def _openai_calls(calls: object, place: str) -> set[str]:
     for number, call in enumerate(calls):
         at = f"{place}.tool_calls[{number}]"
         _need(isinstance(call, Mapping), at, "a call must be an object")
-        _need(isinstance(call.get("id"), str) and call["id"] != "", at, "a call needs an id", call)
+        _need(
+            isinstance(call.get("id"), str) and 1 <= len(call["id"]) <= 40,
+            at,
+            "id of 1 to 40 characters",
+            call,
+        )
         _need(call["id"] not in ids, at, "two calls share an id", call["id"])
         kind = call.get("type")
         _need(kind in ("function", "custom"), at, "type must be function or custom", kind)

@@ -75,6 +75,14 @@ begin
 end
 $$;
 
+-- A call's id as chat completions take it: of at most 40 characters. The same for a call and its result, which stand together.
+create or replace function pycontext._openai_id(id text)
+returns text
+language sql immutable parallel safe
+as $$
+    select case when length(id) > 40 then left(id, 7) || '_' || left(encode(sha256(convert_to(id, 'UTF8')), 'hex'), 32) else id end
+$$;
+
 -- Calls as chat completions take them, without the place a stream gave them. Those of the Responses API's own tools are told as
 -- functions' of that name. A name that no tool can have (models invent some) is made one that providers take back.
 create or replace function pycontext._openai_calls(tool_calls jsonb)
@@ -82,15 +90,17 @@ returns jsonb
 language sql immutable parallel safe
 as $$
     select case when tool_calls @? '$[*] ? (!(@.type == "function") || exists (@.item) || exists (@.use) || exists (@.index)
-            || !(@.function.name like_regex "^[a-zA-Z0-9_.-]{1,128}$"))' then (
+            || !(@.function.name like_regex "^[a-zA-Z0-9_.-]{1,128}$") || @.id like_regex ".{41}" flag "s")' then (
         select jsonb_agg(case when c.value ->> 'type' = 'custom'
-            then jsonb_build_object('id', c.value -> 'id', 'type', 'custom', 'custom', jsonb_build_object(
+            then jsonb_build_object('id', n.id, 'type', 'custom', 'custom', jsonb_build_object(
                 'name', n.name, 'input', c.value #> '{function,arguments}'))
-            else jsonb_set(c.value - '{item,use,index}'::text[] || '{"type": "function"}', '{function,name}', to_jsonb(n.name)) end
+            else jsonb_set(c.value - '{item,use,index}'::text[] || jsonb_build_object('id', n.id, 'type', 'function'),
+                '{function,name}', to_jsonb(n.name)) end
             order by c.ordinality)
         from jsonb_array_elements(tool_calls) with ordinality c
         cross join lateral (
-            select left(regexp_replace(c.value #>> '{function,name}', '[^a-zA-Z0-9_.-]', '_', 'g'), 128) as name) n)
+            select left(regexp_replace(c.value #>> '{function,name}', '[^a-zA-Z0-9_.-]', '_', 'g'), 128) as name,
+                pycontext._openai_id(c.value ->> 'id') as id) n)
     else tool_calls end
 $$;
 
@@ -114,7 +124,8 @@ begin
                 jsonb_build_object('role', 'user', 'content',
                     pycontext._fenced('system-note', pycontext._content_text(w.content)))
             else jsonb_strip_nulls(jsonb_build_object('role', w.role, 'tool_calls', pycontext._openai_calls(w.tool_calls),
-                    'tool_call_id', w.tool_call_id, 'name', regexp_replace(w.name, '[\s<|\\/>]+', '_', 'g')))
+                    'tool_call_id', pycontext._openai_id(w.tool_call_id),
+                    'name', nullif(left(regexp_replace(w.name, '[\s<|\\/>]+', '_', 'g'), 64), '')))
                 || jsonb_build_object('content', pycontext._openai_content(w.content, w.role, w.tool_calls is not null))
             end as message
         from unnest(rows) w

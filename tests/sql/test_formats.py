@@ -379,6 +379,27 @@ def test_an_approval_that_does_not_parse_is_told_as_words(db: Connection) -> Non
     assert "as he said" in json.dumps(turn(db)["responses"])
 
 
+def test_ids_of_other_servers_are_cut_to_what_chat_completions_take(db: Connection) -> None:
+    long = [f"mcpr_682d498e3bd4819196a0ce1664f8e77b04ad1e533afccb_{n}" for n in range(2)]
+    begin(
+        db,
+        user("u1", name="x" * 80),
+        calls(*long, "short"),
+        *(result(i, f"of {i}") for i in [*long, "short"]),
+        user("u2"),
+    )
+    sent = turn(db)["openai"]
+    (ids,) = ([call["id"] for call in m["tool_calls"]] for m in sent if m.get("tool_calls"))
+    assert len(set(ids)) == 3
+    assert ids[2] == "short"
+    told = {m["tool_call_id"]: m["content"] for m in sent if m["role"] == "tool"}
+    assert [told[i] for i in ids] == [f"of {i}" for i in [*long, "short"]]
+    assert [w for (w,) in db.execute("select tool_call_id from working_window('c') where role = 'tool'")] == [
+        *long,
+        "short",
+    ]
+
+
 def test_names_that_no_tool_can_have_are_made_such_that_providers_take(db: Connection) -> None:
     call = calls("A", "B", "C")
     for made, name in zip(call["tool_calls"], ("look up/the hub", "x" * 200, "functions.look"), strict=True):

@@ -243,6 +243,11 @@ def test_no_empty_content_is_sent(begin: Begin, role: str, content: Any) -> None
     assert "(empty)" in [m["content"] for m in held(chat)]
 
 
+def test_a_name_that_is_empty_is_not_sent(begin: Begin) -> None:
+    chat = begin(user("hello", name=""), user("hello", name="Anna K."))
+    assert [m.get("name") for m in held(chat)] == [None, "Anna_K."]
+
+
 def test_a_call_without_words_keeps_null(begin: Begin) -> None:
     assert ("assistant", None) in shape(held(begin(user("u1"), calls("A"), result("A"))))
 
