@@ -428,7 +428,8 @@ begin
         perform pycontext._raise('PCX05', 'token_budget must be more than 0', format('token_budget is %s', token_budget),
             'leave it out to take the profile''s');
     end if;
-    s.token_budget := coalesce(floor(token_budget / c.token_scale)::integer, v_read, c.budget);
+    s.token_budget := case when token_budget is null then coalesce(v_read, c.budget)
+        else greatest(floor(token_budget / c.token_scale)::integer, 1) end;  -- too small is not none: it is told what would do
     if s.token_budget <= 0 then
         perform pycontext._raise('PCX05', 'reserve, tools and memory leave no room for messages',
             format('profile %L leaves %s tokens with tool_tokens %s', c.profile, c.budget, c.tool_tokens),

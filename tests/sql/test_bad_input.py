@@ -155,6 +155,16 @@ def test_an_absurdly_large_budget_is_the_whole_chat(chat: Connection) -> None:
         assert chat.execute(f"select decision from pycontext.{call}".encode()).fetchone() == ("none",)
 
 
+def test_a_budget_below_the_scale_is_told_what_would_do(chat: Connection) -> None:
+    chat.execute("select pycontext.create_chat('scaled', 'Be brief.', 'claude-200k')")
+    chat.execute("select pycontext.append_message('scaled', 'user', 'hello')")
+    with pytest.raises(psycopg.DatabaseError) as caught:
+        chat.execute("select from pycontext.working_window('scaled', 1)")
+    assert caught.value.sqlstate == "PCX05"
+    smallest = str(caught.value.diag.message_hint).split()[-1]
+    assert chat.execute(f"select from pycontext.working_window('scaled', {smallest})".encode()).rowcount == 2
+
+
 def test_a_budget_too_small_names_both_sizes_and_the_smallest_that_would_do(chat: Connection) -> None:
     chat.execute(
         "select pycontext.append_message('c', 'user', repeat('please look at this ', 40), message_id => 'm3')"
