@@ -642,8 +642,9 @@ as $$
                 then pycontext._shorten_row(t, case when s.source is null then t.frozen_tokens
                     else greatest(t.frozen_tokens, s.head_tokens + 1) end, s.head_tokens, s.image_tokens) else t end, s.is_exact) x
         union all
-        select 2 * e.at + t.is_between, case t.is_between when 1 then e.n else e.seq end, e.seq, 0, e.ordinal, e.section, e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls,
-            e.tool_call_id, e.name, e.tokens, e.is_estimate, e.is_shortened, e.is_escaped, e.created_at, e.is_exact
+        select 2 * e.at + t.is_between, case t.is_between when 1 then e.n else e.seq end, e.seq, 0, e.ordinal, e.section,
+            e.message_id, e.seq, e.kind, e.role, e.content, e.tool_calls, e.tool_call_id, e.name, e.tokens, e.is_estimate,
+            e.is_shortened, e.is_escaped, e.created_at, e.is_exact
         from rows from (unnest(extra), unnest(place)) with ordinality e (ordinal, section, message_id, seq, kind, role,
             content, tool_calls, tool_call_id, name, tokens, is_estimate, is_shortened, is_escaped, created_at, is_exact,
             at, n)
