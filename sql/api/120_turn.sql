@@ -235,7 +235,16 @@ begin
             order by t.seq desc limit 1;
         end if;
         select true, pycontext._content_text(t.content) into r.is_answered, r.reply
-        from pycontext._reply_to(chat_id, r.seq, r.message_id, v_next) t;
+        from pycontext._reply_to(chat_id, r.seq, r.message_id, v_next) t
+        -- resumed, it goes on from a result that came after the reply to a call before it: an approval, say
+        where message is not null or v_next is not null or not exists (
+            select from pycontext._stored_row x
+            where x.chat_id = start_turn.chat_id and x.seq > t.seq and x.line_no = 0 and x.gone_act is null and x.role = 'tool'
+                and x.unit_seq > r.seq and x.unit_seq < t.seq and coalesce(x.metadata ->> 'pending', '') <> 'true'
+                and not exists (
+                    select from pycontext.message q
+                    where q.chat_id = x.chat_id and q.message_id = substring(x.message_id from '^(.+)/[^/]*$')
+                        and q.role = 'user' and q.seq <> r.seq));
     end if;
     r.is_answered := coalesce(r.is_answered, false);
     if not r.is_answered then

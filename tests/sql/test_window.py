@@ -479,6 +479,21 @@ def test_a_late_answer_to_a_call_that_is_left_out_is_read(begin: Begin, budget: 
     assert "approved by Ann" not in json.dumps(held(chat, budget))
 
 
+def test_a_turn_goes_on_from_an_approval_that_came_after_its_reply(begin: Begin) -> None:
+    chat = begin(user("pay"), calls("P"), result("P", "asked Ann", metadata={"pending": True}))
+    chat.append(says("I wait for approval."))
+    query = "select is_answered, reply from pycontext.start_turn(%s, request_id => %s)"
+    request = chat.thread.rows[0].message_id
+    for given in (None, request):
+        assert chat.conn.execute(query, (chat.chat_id, given)).fetchone() == (True, "I wait for approval.")
+    chat.append(result("P", "approved"))
+    for given in (None, request):
+        assert chat.conn.execute(query, (chat.chat_id, given)).fetchone() == (False, None)
+    chat.append(says("It is paid."))
+    for given in (None, request):
+        assert chat.conn.execute(query, (chat.chat_id, given)).fetchone() == (True, "It is paid.")
+
+
 def test_a_late_result_of_a_unit_that_is_left_out_is_marked(begin: Begin) -> None:
     chat = begin(user("begin"), says("begun"), user("look"), calls("A"))
     for n in range(30):
